@@ -289,7 +289,7 @@ def _variables(python: Path) -> dict[str, str]:
 def _record(environment: Environment, job: JobCommand) -> str:
     """Record one run, and return its median step time as text. Raises `DdpprofError`."""
     from ddpprof.cli.experiments import usual_step_in_words
-    from ddpprof.experiments.last_error import last_error
+    from ddpprof.experiments.conduct import last_error
 
     folder = environment.folder
     number = max(repeated_runs_in(folder), default=0) + 1

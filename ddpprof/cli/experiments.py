@@ -310,7 +310,7 @@ def usual_step_in_words(run: Path) -> str:
     """Return the median step time of a run that has just been recorded, as text."""
     from statistics import median
 
-    from ddpprof.experiments.joint_ratios import timed_steps
+    from ddpprof.experiments.trials import timed_steps
     from ddpprof.layout import in_ms
     from ddpprof.load.record import load_record
     from ddpprof.rundir import ranks_in

@@ -11,7 +11,6 @@ from typing import TypeVar
 from ddpprof import rundir
 from ddpprof.errors import DdpprofError
 from ddpprof.experiments.conduct import steps_of
-from ddpprof.experiments.joint_ratios import Steps, timed_blocks, timed_steps
 from ddpprof.experiments.loss_match import Losses
 from ddpprof.experiments.plan import Experiment, Trial, read_end
 from ddpprof.files import Location
@@ -23,6 +22,9 @@ from ddpprof.report.build import build_report
 
 EXPERIMENT_REPORT_FORMAT = 1
 """version of the JSON of `overhead`, `scale` and `sweep`"""
+
+Steps = tuple[float, ...]
+"""step times in ns, in order"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,3 +222,29 @@ def _parts(report: Report, ranks: Sequence[RankReport], scale: float) -> StepPar
 
 def _wrapper(ranks: Sequence[RankReport], scale: float) -> WrapperParts:
     return WrapperParts(*(scale * _mean(ranks, f"wrapper.{part.name}") for part in fields(WrapperParts)))
+
+
+def timed_blocks(ranks: Sequence[Record], mode: StepMode = StepMode.OFF) -> tuple[Steps, ...]:
+    """Return blocks of consecutive steps that every rank has. The time of a step is the mean over the ranks.
+
+    Without DDP, ranks do not wait for each other, so waiting for the slowest rank counts as overhead of DDP. On an
+    accelerator, the host runs ahead and only the start and end of a block are known, so a block is returned as one step
+    of mean duration.
+    """
+    of_ranks = [
+        {step.number: step.end_ns - step.start_ns for step in rank.steps if step.mode is mode} for rank in ranks
+    ]
+    common = set.intersection(*map(set, of_ranks)) if of_ranks else set()
+    blocks: list[list[float]] = []
+    for number in sorted(common):
+        if number - 1 not in common:
+            blocks.append([])
+        blocks[-1].append(fmean(steps[number] for steps in of_ranks))
+    if any(rank.device != "cpu" for rank in ranks):
+        return tuple((fmean(block),) for block in blocks)
+    return tuple(map(tuple, blocks))
+
+
+def timed_steps(ranks: Sequence[Record]) -> Steps:
+    """Return the steps of all blocks."""
+    return tuple(step for block in timed_blocks(ranks) for step in block)

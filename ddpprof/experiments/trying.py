@@ -20,7 +20,6 @@ import msgspec
 from ddpprof import rundir
 from ddpprof.engine.finding import Change, ChangeKind, Finding, Predicted
 from ddpprof.errors import CannotRecord, DdpprofError, NotARun, writing
-from ddpprof.experiments.joint_ratios import Steps
 from ddpprof.experiments.loss_match import Losses, LossMatch, Match, keeps_order, match_losses
 from ddpprof.experiments.plan import (
     CHANGES_FILE,
@@ -33,6 +32,7 @@ from ddpprof.experiments.plan import (
 )
 from ddpprof.experiments.trials import (
     EXPERIMENT_REPORT_FORMAT,
+    Steps,
     TrialResult,
     losses_of,
     median_step_ns,
