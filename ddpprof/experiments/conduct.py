@@ -36,7 +36,7 @@ from ddpprof.experiments.plan import (
     write_plan,
 )
 from ddpprof.load.record import load_record
-from ddpprof.model.compilation import Compilation, CompileOrder
+from ddpprof.model.ddp_module import Compilation, CompileOrder
 from ddpprof.record import launch
 from ddpprof.record.settings import Settings
 from ddpprof.record.steps import Schedule

@@ -20,7 +20,7 @@ from ddpprof.experiments.conduct import (
 )
 from ddpprof.experiments.plan import ExperimentKind, Trial, TrialEnd, Variant, read_plan, write_end, write_plan
 from ddpprof.experiments.trials import refuse_short_job
-from ddpprof.model.compilation import Compilation
+from ddpprof.model.ddp_module import Compilation
 
 TUNING = replace(PLAN, kind=ExperimentKind.TUNE, variants=(Variant(2),), most_variants=5)
 
