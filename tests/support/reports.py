@@ -28,7 +28,7 @@ from ddpprof.topics.rpc import RankRpc, RpcCalls
 from ddpprof.topics.script_collectives import OutsideCalls, Place, Purpose
 from ddpprof.topics.steps.breakdown import Breakdown, RecordedBreakdown
 from ddpprof.topics.steps.overlap import Overlap
-from ddpprof.topics.steps.wrapper_cost import WrapperCost
+from ddpprof.topics.wrapper import WrapperCost
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 US = 1000

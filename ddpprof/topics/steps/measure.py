@@ -25,7 +25,7 @@ from ddpprof.topics.idle import Gaps, Idle, find_gaps, measure_idle
 from ddpprof.topics.recording_cost import RecordingCost, measure_recording_cost
 from ddpprof.topics.steps.breakdown import Breakdown, RecordedBreakdown, measure_recorded_breakdown, split_step
 from ddpprof.topics.steps.overlap import Overlap, measure_overlap, measure_trailing
-from ddpprof.topics.steps.wrapper_cost import WrapperCost, measure_wrapper_cost
+from ddpprof.topics.wrapper import WrapperCost, measure_wrapper_cost
 
 
 @dataclass(frozen=True, slots=True)
