@@ -25,7 +25,7 @@ from ddpprof.topics.buckets.rows import BucketRow
 from ddpprof.topics.compiled_graphs import CompiledGraphs
 from ddpprof.topics.data_parallel import DataParallelReport
 from ddpprof.topics.failure import Failure
-from ddpprof.topics.horovod.view import HorovodSummary
+from ddpprof.topics.horovod import HorovodSummary
 from ddpprof.topics.kernels import KernelSummary
 from ddpprof.topics.link_limit import LinkLimit
 from ddpprof.topics.memory import RankMemory

@@ -44,7 +44,7 @@ from ddpprof.topics.devices import DEVICES
 from ddpprof.topics.facts import FACTS, RankFacts, RecordSummary
 from ddpprof.topics.failure import FAILURE
 from ddpprof.topics.hangs import HANGS
-from ddpprof.topics.horovod.view import HOROVOD
+from ddpprof.topics.horovod import HOROVOD
 from ddpprof.topics.host_threads import HOST_THREADS
 from ddpprof.topics.idle import IDLE
 from ddpprof.topics.kernels import MOST_KERNELS, KernelSummary, summarise_kernels
