@@ -17,7 +17,7 @@ from reports import HOSTILE
 from tensorboards import GLOO_2, NCCL, ROOT, Server, read, serving
 
 from ddpprof.intervals import union
-from ddpprof.topics.collectives.matching import match_collectives, rank_collectives
+from ddpprof.topics.collective_matching import match_collectives, rank_collectives
 from ddpprof.topics.ranks.arrivals import measure_arrivals
 
 if TYPE_CHECKING:

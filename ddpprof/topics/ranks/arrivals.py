@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ddpprof.engine.numbers import Number
 from ddpprof.intervals import Spans, intersect, union
 from ddpprof.model import UNKNOWN, Int64Column
-from ddpprof.topics.collectives.matching import MatchedCollectives, RankCollectives
+from ddpprof.topics.collective_matching import MatchedCollectives, RankCollectives
 from ddpprof.topics.ranks.clock import CommonClock, common_ns
 
 _NEVER = np.iinfo(np.int64).max

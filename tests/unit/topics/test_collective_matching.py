@@ -13,7 +13,7 @@ from shared import TRACES
 
 from ddpprof.load.run import load_run
 from ddpprof.model import NO_STEP, UNKNOWN, CollectiveKind, ProcessGroup, Step
-from ddpprof.topics.collectives.matching import MatchedCollectives, RankCollectives, match_collectives, rank_collectives
+from ddpprof.topics.collective_matching import MatchedCollectives, RankCollectives, match_collectives, rank_collectives
 
 CHECKOUT = Path(__file__).parents[4]
 SUM, CAST, GATHER, PAIR = (

@@ -15,8 +15,8 @@ from ddpprof.intervals import union
 from ddpprof.load.record import parse_netbench
 from ddpprof.load.run import load_run
 from ddpprof.model import UNKNOWN, CollectiveKind, ProcessGroup
-from ddpprof.topics.collectives.matching import RankCollectives, match_collectives, rank_collectives
-from ddpprof.topics.collectives.table import (
+from ddpprof.topics.collective_matching import RankCollectives, match_collectives, rank_collectives
+from ddpprof.topics.collectives import (
     CollectiveSummary,
     LinkSpeed,
     bus_factor,
