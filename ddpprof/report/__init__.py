@@ -29,7 +29,7 @@ from ddpprof.topics.horovod import HorovodSummary
 from ddpprof.topics.kernels import KernelSummary
 from ddpprof.topics.link_limit import LinkLimit
 from ddpprof.topics.memory import RankMemory
-from ddpprof.topics.overlap_slowdown.view import OverlapSlowdownReport
+from ddpprof.topics.overlap_slowdown import OverlapSlowdownReport
 from ddpprof.topics.own_reduction import OwnReduction
 from ddpprof.topics.ranks.across import AcrossRanks
 from ddpprof.topics.rpc import RankRpc

@@ -47,13 +47,13 @@ from ddpprof.topics.hangs import HANGS
 from ddpprof.topics.horovod import HOROVOD
 from ddpprof.topics.host_threads import HOST_THREADS
 from ddpprof.topics.idle import IDLE
+from ddpprof.topics.kernel_slowdown import OverlapSlowdown, measure_slowdown, merge_slowdowns, thinned
 from ddpprof.topics.kernels import MOST_KERNELS, KernelSummary, summarise_kernels
 from ddpprof.topics.layer_collectives import LAYER_COLLECTIVES
 from ddpprof.topics.link_limit import LINK_LIMIT, NCCL_CHOICES
 from ddpprof.topics.losses import LOSSES
 from ddpprof.topics.memory import MEMORY
-from ddpprof.topics.overlap_slowdown.measure import OverlapSlowdown, measure_slowdown, merge_slowdowns, thinned
-from ddpprof.topics.overlap_slowdown.view import KERNELS, OVERLAP_SLOWDOWN
+from ddpprof.topics.overlap_slowdown import KERNELS, OVERLAP_SLOWDOWN
 from ddpprof.topics.own_reduction import OWN_REDUCTION
 from ddpprof.topics.random_numbers import RANDOM_NUMBERS
 from ddpprof.topics.ranks.across import ACROSS

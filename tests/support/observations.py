@@ -20,7 +20,7 @@ from ddpprof.topics.hangs import HANGS, HangRisks
 from ddpprof.topics.host_threads import HOST_THREADS, HostThreads
 from ddpprof.topics.idle import IDLE
 from ddpprof.topics.losses import LOSSES
-from ddpprof.topics.overlap_slowdown.view import OVERLAP_SLOWDOWN, OverlapSlowdownReport
+from ddpprof.topics.overlap_slowdown import OVERLAP_SLOWDOWN, OverlapSlowdownReport
 from ddpprof.topics.random_numbers import RANDOM_NUMBERS
 from ddpprof.topics.ranks.rules import LATENESS, Lateness
 from ddpprof.topics.replicas import REPLICAS, Replicas

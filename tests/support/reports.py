@@ -18,7 +18,7 @@ from ddpprof.topics.devices import DeviceLoad
 from ddpprof.topics.idle import Idle
 from ddpprof.topics.kernels import KernelSummary
 from ddpprof.topics.memory import DeviceUse, RankMemory
-from ddpprof.topics.overlap_slowdown.view import OverlapSlowdownReport, SlowedKernel
+from ddpprof.topics.overlap_slowdown import OverlapSlowdownReport, SlowedKernel
 from ddpprof.topics.ranks.across import AcrossRanks, LateGradients
 from ddpprof.topics.ranks.arrivals import RankWaiting
 from ddpprof.topics.ranks.clock import CommonClock, HostClock, RankClock

@@ -39,7 +39,7 @@ from ddpprof.report import Report
 from ddpprof.topics.buckets.rows import BucketRow
 from ddpprof.topics.collectives import CollectiveSummary, power_of_two
 from ddpprof.topics.kernels import kernel_name
-from ddpprof.topics.overlap_slowdown.view import SlowedKernel
+from ddpprof.topics.overlap_slowdown import SlowedKernel
 from ddpprof.topics.steps.view import of_device, parts_of_ranks, typical_step
 
 _BAR, _AROUND = 30, 66
