@@ -21,7 +21,7 @@ from ddpprof.predict import AcceptedCaps, accepted_caps
 from ddpprof.statistics import mean_known, median_known
 from ddpprof.topics.attempts import AttemptSummary
 from ddpprof.topics.bound import Bound, BoundBy, WhatHelps, WouldHelp
-from ddpprof.topics.buckets.rows import BucketRow
+from ddpprof.topics.buckets.steps import BucketRow
 from ddpprof.topics.compiled_graphs import CompiledGraphs
 from ddpprof.topics.data_parallel import DataParallelReport
 from ddpprof.topics.failure import Failure

@@ -10,8 +10,8 @@ from ddpprof.engine.topic import View
 from ddpprof.model import DdpModule, Loader
 from ddpprof.report.topics import find_all
 from ddpprof.topics.accumulation import ACCUMULATION
-from ddpprof.topics.buckets.rows import BucketRow
 from ddpprof.topics.buckets.rules import BUCKETS
+from ddpprof.topics.buckets.steps import BucketRow
 from ddpprof.topics.checkpoints import CHECKPOINTS
 from ddpprof.topics.data import DATA, DataLoading
 from ddpprof.topics.data_parallel import DataParallelStep

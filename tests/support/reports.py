@@ -11,7 +11,7 @@ from ddpprof.render.html.result_pages import result_page
 from ddpprof.render.json_documents import ComparisonFile
 from ddpprof.render.sections.comparison import comparison_sections
 from ddpprof.report import Job, LightStepReport, Module, RankReport, Report, StepReport
-from ddpprof.topics.buckets.rows import BucketRow
+from ddpprof.topics.buckets.steps import BucketRow
 from ddpprof.topics.collectives import CollectiveSummary
 from ddpprof.topics.data_parallel import DataParallelReport, DataParallelStep
 from ddpprof.topics.devices import DeviceLoad

@@ -28,7 +28,7 @@ from ddpprof.layout import in_ms
 from ddpprof.model import DdpModule
 from ddpprof.model.backends import Compression, backend_of
 from ddpprof.model.ddp_module import DEFAULT_CAP_MIB, DEFAULT_FIRST_CAP_MIB, MIB, Caps, buckets_under, is_rebuilt
-from ddpprof.topics.buckets.rows import BucketRow
+from ddpprof.topics.buckets.steps import BucketRow
 from ddpprof.topics.buckets.traced import RankBuckets, buckets_of_rank
 from ddpprof.topics.buckets.view import BUCKET_TABLE, bucket_tables
 

@@ -15,7 +15,7 @@ from ddpprof.load.run import load_run
 from ddpprof.model import NO_STEP, UNKNOWN, CollectiveKind, ProcessGroup, Step
 from ddpprof.topics.collective_matching import MatchedCollectives, RankCollectives, match_collectives, rank_collectives
 
-CHECKOUT = Path(__file__).parents[4]
+CHECKOUT = Path(__file__).parents[3]
 SUM, CAST, GATHER, PAIR = (
     CollectiveKind.ALL_REDUCE,
     CollectiveKind.BROADCAST,

@@ -26,7 +26,7 @@ from ddpprof.topics.collectives import (
 )
 from ddpprof.topics.ranks.arrivals import measure_arrivals
 
-SAMPLES = Path(__file__).parents[4] / "sample_traces"
+SAMPLES = Path(__file__).parents[3] / "sample_traces"
 SUM, CAST, GATHER, ALL = (
     CollectiveKind.ALL_REDUCE,
     CollectiveKind.BROADCAST,
