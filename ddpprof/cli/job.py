@@ -152,6 +152,33 @@ def split(arguments: list[str], parser: argparse.ArgumentParser) -> tuple[list[s
     return arguments[:index], arguments[index:]
 
 
+_AFTER_THE_SCRIPT = ("--nproc", "--vary", "--strong", "--set")
+"""options that may also follow the script; other options after the script are passed to the script"""
+
+
+def split_experiment(arguments: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str], bool]:
+    """Return ddpprof's own options, the command, and whether it follows ``--``, so that it may be any program."""
+    arity = parser._option_string_actions  # noqa: SLF001 (argparse has no public way to ask for an option's arity)
+    own: list[str] = []
+    command: list[str] = []
+    index = 0
+    while index < len(arguments):
+        word = arguments[index]
+        if word == "--":
+            return own, [*command, *arguments[index + 1 :]], not command
+        name, equals, _ = word.partition("=")
+        if name in _AFTER_THE_SCRIPT or (not command and word.startswith("-") and word != "-"):
+            action = arity.get(name)
+            has_value = not equals and action is not None and action.nargs != 0 and index + 1 < len(arguments)
+            # Joined, because a value may look like an option: --vary --batch-size=32,64
+            own.append(f"{word}={arguments[index + 1]}" if has_value else word)
+            index += 2 if has_value else 1
+        else:
+            command.append(word)
+            index += 1
+    return own, command, False
+
+
 def parse_job(parser: argparse.ArgumentParser, arguments: Sequence[str], verb: str) -> JobCommand:
     """Parse the arguments of a command that starts a job; `verb` is the command's name."""
     own, command = split(list(arguments), parser)
