@@ -23,8 +23,7 @@ from ddpprof.load.horovod_timeline import HOROVOD_TIMELINE, is_horovod_timeline,
 from ddpprof.load.host import join_cycles
 from ddpprof.load.kineto.columns import TraceRows
 from ddpprof.load.kineto.read import Header, read_header, read_trace
-from ddpprof.load.nccl_log import load_nccl_log
-from ddpprof.load.record import BadRecordError, load_record
+from ddpprof.load.record import BadRecordError, load_nccl_log, load_record
 from ddpprof.model import OtherFile, Rank, Record, StepMode, TimesTable, Trace
 from ddpprof.model.backends import WITH_KERNELS
 from ddpprof.model.record import error_in
