@@ -20,7 +20,6 @@ import msgspec
 from ddpprof import rundir
 from ddpprof.engine.finding import Change, ChangeKind, Finding, Predicted
 from ddpprof.errors import CannotRecord, DdpprofError, NotARun, writing
-from ddpprof.experiments.loss_match import Losses, LossMatch, Match, keeps_order, match_losses
 from ddpprof.experiments.plan import (
     CHANGES_FILE,
     Experiment,
@@ -32,9 +31,14 @@ from ddpprof.experiments.plan import (
 )
 from ddpprof.experiments.trials import (
     EXPERIMENT_REPORT_FORMAT,
+    Losses,
+    LossMatch,
+    Match,
     Steps,
     TrialResult,
+    keeps_order,
     losses_of,
+    match_losses,
     median_step_ns,
     problems,
     read_trial,

@@ -10,7 +10,6 @@ from statistics import median
 
 from ddpprof.engine.frameworks import compression, ddp_argument
 from ddpprof.errors import DdpprofError, NotARun
-from ddpprof.experiments.loss_match import Losses, LossMatch, Match, keeps_order, match_losses
 from ddpprof.experiments.plan import (
     CHOICE_FILE,
     EXPERIMENT_FILE,
@@ -23,9 +22,14 @@ from ddpprof.experiments.plan import (
 )
 from ddpprof.experiments.trials import (
     EXPERIMENT_REPORT_FORMAT,
+    Losses,
+    LossMatch,
+    Match,
     Steps,
     TrialResult,
+    keeps_order,
     losses_of,
+    match_losses,
     median_step_ns,
     read_trial,
     rounds_of,
