@@ -23,10 +23,10 @@ from ddpprof.topics.ranks.across import AcrossRanks, LateGradients
 from ddpprof.topics.ranks.arrivals import RankWaiting
 from ddpprof.topics.ranks.clock import CommonClock, HostClock, RankClock
 from ddpprof.topics.ranks.stragglers import LateGradient, OwnTimePart, RankLateness, Straggler, Stragglers
-from ddpprof.topics.recording_cost import RecordingCost
 from ddpprof.topics.rpc import RankRpc, RpcCalls
 from ddpprof.topics.script_collectives import OutsideCalls, Place, Purpose
 from ddpprof.topics.steps.breakdown import Breakdown, RecordedBreakdown
+from ddpprof.topics.steps.measure import RecordingCost
 from ddpprof.topics.steps.overlap import Overlap
 from ddpprof.topics.wrapper import WrapperCost
 

@@ -11,8 +11,7 @@ from ddpprof.engine.topic import ReportView, TableSchema
 from ddpprof.topics.memory import MEMORY, DeviceUse, RankMemory
 from ddpprof.topics.ranks.across import ACROSS
 from ddpprof.topics.ranks.arrivals import RankWaiting
-from ddpprof.topics.recording_cost import RecordingCost
-from ddpprof.topics.steps.measure import LightStepReport, RankReport, StepReport
+from ddpprof.topics.steps.measure import LightStepReport, RankReport, RecordingCost, StepReport
 from ddpprof.topics.steps.overlap import Overlap
 
 

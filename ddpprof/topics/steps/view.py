@@ -29,9 +29,8 @@ from ddpprof.layout import (
     percent,
 )
 from ddpprof.topics.ranks.across import ACROSS
-from ddpprof.topics.recording_cost import RecordingCost
 from ddpprof.topics.steps.breakdown import Breakdown
-from ddpprof.topics.steps.measure import RankReport, rank_report
+from ddpprof.topics.steps.measure import RankReport, RecordingCost, rank_report
 from ddpprof.topics.steps.tables import STEP_TABLES
 from ddpprof.topics.whole_run import WHOLE_RUN
 
