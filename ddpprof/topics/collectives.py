@@ -25,7 +25,7 @@ from ddpprof.model.json_files import CollectiveTimes, NetBench
 from ddpprof.model.tables import rows_of
 from ddpprof.statistics import first_quartile
 from ddpprof.topics.collective_matching import MatchedCollectives, RankCollectives, common_groups
-from ddpprof.topics.ranks.arrivals import Arrivals
+from ddpprof.topics.ranks.own_time import Arrivals
 
 _ALL_BUT_OWN = (
     CollectiveKind.ALL_GATHER,

@@ -20,8 +20,8 @@ from ddpprof.topics.kernels import KernelSummary
 from ddpprof.topics.memory import DeviceUse, RankMemory
 from ddpprof.topics.overlap_slowdown import OverlapSlowdownReport, SlowedKernel
 from ddpprof.topics.ranks.across import AcrossRanks, LateGradients
-from ddpprof.topics.ranks.arrivals import RankWaiting
 from ddpprof.topics.ranks.clock import CommonClock, HostClock, RankClock
+from ddpprof.topics.ranks.own_time import RankWaiting
 from ddpprof.topics.ranks.stragglers import LateGradient, OwnTimePart, RankLateness, Straggler, Stragglers
 from ddpprof.topics.rpc import RankRpc, RpcCalls
 from ddpprof.topics.script_collectives import OutsideCalls, Place, Purpose

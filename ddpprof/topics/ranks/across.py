@@ -32,9 +32,14 @@ from ddpprof.model.tables import rows_of
 from ddpprof.topics.buckets.steps import bucket_rows
 from ddpprof.topics.collective_matching import RankCollectives, match_collectives, rank_collectives
 from ddpprof.topics.collectives import CollectiveSummary, collective_table, summarise_collectives
-from ddpprof.topics.ranks.arrivals import RankWaiting, measure_arrivals, summarise_waiting
 from ddpprof.topics.ranks.clock import CommonClock, HostClock, find_common_clock
-from ddpprof.topics.ranks.own_time import StepProgress, progress_of_rank
+from ddpprof.topics.ranks.own_time import (
+    RankWaiting,
+    StepProgress,
+    measure_arrivals,
+    progress_of_rank,
+    summarise_waiting,
+)
 from ddpprof.topics.ranks.stragglers import (
     LateGradient,
     OwnTimePart,

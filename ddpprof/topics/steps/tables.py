@@ -10,7 +10,7 @@ from ddpprof.engine.numbers import Number, Part
 from ddpprof.engine.topic import ReportView, TableSchema
 from ddpprof.topics.memory import MEMORY, DeviceUse, RankMemory
 from ddpprof.topics.ranks.across import ACROSS
-from ddpprof.topics.ranks.arrivals import RankWaiting
+from ddpprof.topics.ranks.own_time import RankWaiting
 from ddpprof.topics.steps.measure import LightStepReport, RankReport, RecordingCost, StepReport
 from ddpprof.topics.steps.overlap import Overlap
 

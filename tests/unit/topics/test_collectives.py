@@ -24,7 +24,7 @@ from ddpprof.topics.collectives import (
     shared_durations_ns,
     summarise_collectives,
 )
-from ddpprof.topics.ranks.arrivals import measure_arrivals
+from ddpprof.topics.ranks.own_time import measure_arrivals
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces"
 SUM, CAST, GATHER, ALL = (
