@@ -23,7 +23,7 @@ from ddpprof.topics.attempts import AttemptSummary
 from ddpprof.topics.bound import Bound, BoundBy, WhatHelps, WouldHelp
 from ddpprof.topics.buckets.steps import BucketRow
 from ddpprof.topics.compiled_graphs import CompiledGraphs
-from ddpprof.topics.data_parallel import DataParallelReport
+from ddpprof.topics.devices import DataParallelReport
 from ddpprof.topics.failure import Failure
 from ddpprof.topics.horovod import HorovodSummary
 from ddpprof.topics.kernels import KernelSummary

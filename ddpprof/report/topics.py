@@ -39,8 +39,7 @@ from ddpprof.topics.buckets.rules import BUCKETS
 from ddpprof.topics.checkpoints import CHECKPOINTS
 from ddpprof.topics.compiled_graphs import COMPILED_GRAPHS
 from ddpprof.topics.data import DATA
-from ddpprof.topics.data_parallel import DATA_PARALLEL
-from ddpprof.topics.devices import DEVICES
+from ddpprof.topics.devices import DATA_PARALLEL, DEVICES
 from ddpprof.topics.facts import FACTS, RankFacts, RecordSummary
 from ddpprof.topics.failure import FAILURE
 from ddpprof.topics.hangs import HANGS

@@ -14,8 +14,7 @@ from ddpprof.topics.buckets.rules import BUCKETS
 from ddpprof.topics.buckets.steps import BucketRow
 from ddpprof.topics.checkpoints import CHECKPOINTS
 from ddpprof.topics.data import DATA, DataLoading
-from ddpprof.topics.data_parallel import DataParallelStep
-from ddpprof.topics.devices import DEVICES
+from ddpprof.topics.devices import DEVICES, DataParallelStep
 from ddpprof.topics.hangs import HANGS, HangRisks
 from ddpprof.topics.host_threads import HOST_THREADS, HostThreads
 from ddpprof.topics.idle import IDLE

@@ -13,8 +13,7 @@ from ddpprof.render.sections.comparison import comparison_sections
 from ddpprof.report import Job, LightStepReport, Module, RankReport, Report, StepReport
 from ddpprof.topics.buckets.steps import BucketRow
 from ddpprof.topics.collectives import CollectiveSummary
-from ddpprof.topics.data_parallel import DataParallelReport, DataParallelStep
-from ddpprof.topics.devices import DeviceLoad
+from ddpprof.topics.devices import DataParallelReport, DataParallelStep, DeviceLoad
 from ddpprof.topics.idle import Idle
 from ddpprof.topics.kernels import KernelSummary
 from ddpprof.topics.memory import DeviceUse, RankMemory
