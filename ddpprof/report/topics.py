@@ -38,7 +38,7 @@ from ddpprof.topics.bound import BOUND
 from ddpprof.topics.buckets.rules import BUCKETS
 from ddpprof.topics.checkpoints import CHECKPOINTS
 from ddpprof.topics.compiled_graphs import COMPILED_GRAPHS
-from ddpprof.topics.data import DATA
+from ddpprof.topics.data import DATA, RANDOM_NUMBERS
 from ddpprof.topics.devices import DATA_PARALLEL, DEVICES
 from ddpprof.topics.facts import FACTS, RankFacts, RecordSummary
 from ddpprof.topics.failure import FAILURE
@@ -54,7 +54,6 @@ from ddpprof.topics.losses import LOSSES
 from ddpprof.topics.memory import MEMORY
 from ddpprof.topics.overlap_slowdown import KERNELS, OVERLAP_SLOWDOWN
 from ddpprof.topics.own_reduction import OWN_REDUCTION
-from ddpprof.topics.random_numbers import RANDOM_NUMBERS
 from ddpprof.topics.ranks.across import ACROSS
 from ddpprof.topics.ranks.rules import LATENESS
 from ddpprof.topics.replicas import REPLICAS

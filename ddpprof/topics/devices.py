@@ -1,4 +1,4 @@
-r"""Measure how long each device of a process with several devices works, and transfers of ``nn.DataParallel``, per step.
+r"""Measure how long each of several devices of a process works per step, and the transfers of ``nn.DataParallel``.
 
     replicate   copies the parameters to every device, in each forward
     scatter     splits the batch among the devices; in the backward pass, the gradients of the output
