@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ddpprof import own_files
 from ddpprof.cli.arguments import folder_for_runs, seconds
-from ddpprof.cli.metrics_out import check, metrics_target, publish
 from ddpprof.cli.output import refuse_unwritable_folder
 from ddpprof.cli.saying import CHOICES, say
 from ddpprof.errors import RunExists
@@ -26,6 +25,7 @@ from ddpprof.files import local
 from ddpprof.monitor.run_watch import RunWatch
 
 if TYPE_CHECKING:
+    from ddpprof.monitor.metrics import MetricsTarget
     from ddpprof.record.launch import JobEnd
     from ddpprof.record.settings import Settings
 
@@ -89,13 +89,19 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--metrics",
-        type=metrics_target,
+        type=_metrics_target,
         metavar="ADDRESS",
         help="serve Prometheus metrics on a port of this machine (PORT) or on HOST:PORT, or send metrics to an "
         "OpenTelemetry collector (otlp:http://HOST:PORT)",
     )
     add("-m", "--module", action="store_true", help="run a module instead of a script, as python -m does")
     add_torchrun_options(parser)
+
+
+def _metrics_target(text: str) -> MetricsTarget:
+    from ddpprof.monitor.metrics import metrics_target
+
+    return metrics_target(text)
 
 
 def add_out_options(parser: argparse.ArgumentParser) -> None:
@@ -268,6 +274,8 @@ def _run_recorded(
     def job_runs() -> None:
         watch.start()
         if options.metrics is not None:
+            from ddpprof.monitor.metrics import publish
+
             try:
                 ends.append(publish(options.metrics, out))
             except Exception as error:  # noqa: BLE001 (the job is already running and must continue)
@@ -327,11 +335,13 @@ def _with_launcher(job: JobCommand, verb: str) -> str:
 
 def _check_packages(options: argparse.Namespace) -> None:
     """Raise `DdpprofError` if packages that these options need are not installed. Call this before the job runs."""
-    from ddpprof.monitor.evidence import find_py_spy
-
     if options.metrics is not None:
+        from ddpprof.monitor.metrics import check
+
         check(options.metrics)
     if options.dump_stacks:
+        from ddpprof.monitor.evidence import find_py_spy
+
         find_py_spy()
 
 

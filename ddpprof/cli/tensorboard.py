@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 from ddpprof import rundir
 from ddpprof.child_processes import guarded, helper_environment, python_command, start
-from ddpprof.cli.metrics_out import for_this_machine
 from ddpprof.cli.reading import add_reading_options, analysed_run
 from ddpprof.cli.saying import say
 from ddpprof.errors import DdpprofError, how_to_install
@@ -355,6 +354,8 @@ def _run_tensorboard() -> None:
     """Run TensorBoard in this process, as the main program of this module."""
     from absl import app
     from tensorboard import default, main_lib, program
+
+    from ddpprof.monitor.metrics import for_this_machine
 
     def served(wsgi_app: Any, flags: Any) -> Any:
         return program.WerkzeugServer(for_this_machine(wsgi_app), flags)
