@@ -134,6 +134,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
             "watch a whole training job without recording steps in detail",
             "Is the job still as fast as it was? If not, when did it slow down, and why?",
             "ddpprof watch --nproc-per-node 2 train.py",
+            module="trace",
         ),
         Command(
             "top",

@@ -1,10 +1,13 @@
-"""`ddpprof trace`: run a job with recording enabled, then print its report, or why nothing was recorded."""
+"""`ddpprof trace` and `watch`: run a job with recording enabled, then print its report, or why nothing was recorded.
+
+`ddpprof watch` watches all its steps, without recording any step in detail.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -14,7 +17,6 @@ from ddpprof.cli.saying import CHOICES, say
 from ddpprof.ranks_and_steps import MOST
 
 if TYPE_CHECKING:
-    from ddpprof.files import Location
     from ddpprof.pipeline.analysis import Analysis
     from ddpprof.record.launch import JobEnd
 
@@ -167,19 +169,12 @@ def _trace(job: JobCommand, out: Path) -> JobEnd:
 
 def _after_trace(job: JobCommand, out: Path, inside: bool, end: JobEnd) -> None:
     """Print the report, or why there is none. `inside`: whether this process is a rank."""
-    from ddpprof import rundir
-
-    if has_run_to_tell_of(job, out, inside, end, rundir.ranks_in):
+    if _has_run_to_tell_of(job, out, inside, end):
         _print_run(out, summary_only=end.signal is not None)
 
 
-def has_run_to_tell_of(
-    job: JobCommand, out: Path, inside: bool, end: JobEnd, ranks_in: Callable[[Location], list[int]]
-) -> bool:
-    """Return True if this process should report on the run. Otherwise, print where the run is, or why there is none.
-
-    `ranks_in`: returns the ranks in a run directory that have data recorded by the command.
-    """
+def _has_run_to_tell_of(job: JobCommand, out: Path, inside: bool, end: JobEnd) -> bool:
+    """Return True if this process should report on the run. Otherwise, print where the run is, or why there is none."""
     from ddpprof import rundir
     from ddpprof.record.launch import is_first_rank
 
@@ -188,7 +183,7 @@ def has_run_to_tell_of(
             say(f"ddpprof: see the run with: ddpprof report {out}", file=sys.stderr)
         return False
     attempts = rundir.attempts_in(out) if rundir.is_run(out) else {}
-    if not any(ranks_in(path) for path in attempts.values()):
+    if not any(rundir.ranks_in(path) for path in attempts.values()):
         failed = end.exit_code != 0 and not end.was_stopped
         known = end.was_reached or failed
         why = nothing_recorded([out], job.name, failed, job.is_one_node) if known else _NOT_REACHED
@@ -281,3 +276,43 @@ def nothing_recorded(attempted: Sequence[Path], name: str, failed: bool = False,
             "`ddpprof report` can also read torch.profiler traces from any training script"
         )
     return f"ddpprof: nothing was recorded: {why}."
+
+
+def add_watch_options(parser: argparse.ArgumentParser) -> None:
+    add_out_options(parser)
+    add_job_options(parser)
+    parser.set_defaults(run_words=run_watch)
+
+
+def run_watch(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
+    from ddpprof.record.settings import Settings
+
+    job = parse_job(parser, arguments, "watch")
+    return run_recorded(
+        job,
+        job.out,
+        Settings.to_watch(str(job.out)),
+        "watch",
+        lambda inside, end: _after_watch(job, inside, end),
+    ).exit_code
+
+
+def _after_watch(job: JobCommand, inside: bool, end: JobEnd) -> None:
+    """Print why the job failed, if it did, and the command that shows the run.
+
+    `inside`: whether this process is itself a rank.
+    """
+    from ddpprof import rundir
+    from ddpprof.monitor.examination import examine, hung_at_last
+    from ddpprof.topics.hang_words import verdict_lines
+
+    out = job.out
+    if not _has_run_to_tell_of(job, out, inside, end):
+        return
+    hung = hung_at_last(rundir.last_attempt(out)) is not None
+    is_told = end.was_stopped or end.exit_code == 0 or hung
+    verdict = None if is_told else examine(rundir.last_attempt(out)).verdict
+    for line in () if verdict is None else verdict_lines(verdict):
+        say(f"ddpprof: {line}", file=sys.stderr)
+    why = f". Find out why it hung with: ddpprof diagnose {out}" if hung else ""
+    say(f"\nddpprof: the run is in {out}. See it with: ddpprof report {out}{why}", file=sys.stderr, flush=True)
