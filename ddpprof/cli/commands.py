@@ -171,6 +171,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
             "print the JSON Schema of a report",
             "What does each field of a JSON report mean?",
             "ddpprof schema report",
+            module="explain",
             writes_files=False,
         ),
         Command(
