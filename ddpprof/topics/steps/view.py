@@ -30,8 +30,7 @@ from ddpprof.layout import (
 )
 from ddpprof.topics.ranks.across import ACROSS
 from ddpprof.topics.steps.breakdown import Breakdown
-from ddpprof.topics.steps.measure import RankReport, RecordingCost, rank_report
-from ddpprof.topics.steps.tables import STEP_TABLES
+from ddpprof.topics.steps.measure import STEP_TABLES, RankReport, RecordingCost, rank_report
 from ddpprof.topics.whole_run import WHOLE_RUN
 
 RECORDED_PARTS = ("forward", "backward and comm", "optimizer", "data, other")
