@@ -45,7 +45,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
             "Where does the time in a training step go, and what should I change?",
             "ddpprof trace --nproc-per-node 2 train.py",
         ),
-        Command("demo", "trace two small example training scripts", "What does ddpprof show?", "ddpprof demo"),
+        Command("demo", "trace two small example training scripts", "What does ddpprof show?", "ddpprof demo", "trace"),
     ),
     "Read": (
         Command(

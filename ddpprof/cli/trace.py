@@ -1,6 +1,7 @@
-"""`ddpprof trace` and `watch`: run a job with recording enabled, then print its report, or why nothing was recorded.
+"""`ddpprof trace`, `watch` and `demo`: run a job with recording enabled, then print its report.
 
-`ddpprof watch` watches all its steps, without recording any step in detail.
+`ddpprof watch` watches all steps of the job, without recording any step in detail. `ddpprof demo` traces the example
+training scripts that are part of ddpprof.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, TextIO
 from ddpprof.cli.arguments import add_profiler_options, count, numbers, positive, seconds
 from ddpprof.cli.job import JobCommand, add_job_options, add_out_options, parse_job, run_recorded
 from ddpprof.cli.saying import CHOICES, say
+from ddpprof.files import local
 from ddpprof.ranks_and_steps import MOST
 
 if TYPE_CHECKING:
@@ -316,3 +318,26 @@ def _after_watch(job: JobCommand, inside: bool, end: JobEnd) -> None:
         say(f"ddpprof: {line}", file=sys.stderr)
     why = f". Find out why it hung with: ddpprof diagnose {out}" if hung else ""
     say(f"\nddpprof: the run is in {out}. See it with: ddpprof report {out}{why}", file=sys.stderr, flush=True)
+
+
+_TRAININGS = (("convnet",), ("transformer", "--read-ms", "3"))
+
+
+def add_demo_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out", type=local, default=Path("runs"), metavar="DIR", help="folder for the runs (default: runs)"
+    )
+    parser.set_defaults(run=run_demo)
+
+
+def run_demo(options: argparse.Namespace) -> int:
+    from ddpprof.cli import main
+
+    for name, *words in _TRAININGS:
+        run = ["--force", "--out", str(options.out / f"demo-{name}")]
+        command = ["trace", *run, "-m", f"ddpprof.demo.train_{name}", *words]
+        print(f"$ ddpprof {' '.join(command)}", flush=True)
+        code = main(command)
+        if code:
+            return code
+    return 0
