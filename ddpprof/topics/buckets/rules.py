@@ -429,7 +429,7 @@ def advised_buckets(predictions: Predictions, module: DdpModule, buckets: Sequen
 
 BUCKETS: Topic[RankBuckets, tuple[BucketRow, ...]] = Topic(
     "buckets",
-    of_rank=lambda rank, _steps, modules: buckets_of_rank(rank, modules),
+    of_rank=buckets_of_rank,
     rank_type=RankBuckets,
     rules=(
         trailing_communication,

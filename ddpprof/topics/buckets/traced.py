@@ -132,7 +132,7 @@ class RankBuckets:
     """``None`` without a trace"""
 
 
-def buckets_of_rank(rank: Rank, modules: Sequence[DdpModule]) -> RankBuckets:
+def buckets_of_rank(rank: Rank, _steps: Sequence[int], modules: Sequence[DdpModule]) -> RankBuckets:
     return RankBuckets(tuple(bucket_steps(rank, modules)), find_passes(rank.trace) if rank.trace is not None else None)
 
 

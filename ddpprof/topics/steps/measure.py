@@ -92,7 +92,7 @@ class RankReport:
         return tuple(step for step in self.measured_steps if not usual_steps or step.step in usual_steps)
 
 
-def rank_report(rank: Rank, modules: Sequence[DdpModule]) -> RankReport:
+def rank_report(rank: Rank, _steps: Sequence[int], modules: Sequence[DdpModule]) -> RankReport:
     trace, record = rank.trace, rank.record
     steps = _step_reports(rank, modules)
     traced = {step.step for step in steps}

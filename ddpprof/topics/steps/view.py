@@ -376,7 +376,7 @@ def _of_slowest_rank(report: ReportView) -> RecordingCost | None:
 
 STEPS: Topic[RankReport, tuple[RankReport, ...]] = Topic(
     name="ranks",
-    of_rank=lambda rank, _steps, modules: rank_report(rank, modules),
+    of_rank=rank_report,
     rank_type=RankReport,
     of_ranks=tuple,
     tables=STEP_TABLES,
