@@ -45,7 +45,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
             "Where does the time in a training step go, and what should I change?",
             "ddpprof trace --nproc-per-node 2 train.py",
         ),
-        Command("demo", "trace two small example training scripts", "What does ddpprof show?", "ddpprof demo"),
+        Command("demo", "trace two small example training scripts", "What does ddpprof show?", "ddpprof demo", "trace"),
     ),
     "Read": (
         Command(
@@ -134,6 +134,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
             "watch a whole training job without recording steps in detail",
             "Is the job still as fast as it was? If not, when did it slow down, and why?",
             "ddpprof watch --nproc-per-node 2 train.py",
+            module="trace",
         ),
         Command(
             "top",
@@ -170,6 +171,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
             "print the JSON Schema of a report",
             "What does each field of a JSON report mean?",
             "ddpprof schema report",
+            module="explain",
             writes_files=False,
         ),
         Command(
@@ -177,6 +179,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
             "print a shell completion script for ddpprof",
             "How do I complete commands and options with Tab?",
             'eval "$(ddpprof completion bash)"',
+            module="commands",
             writes_files=False,
         ),
     ),
@@ -262,7 +265,7 @@ def parsers(wanted: Container[str] = COMMANDS.keys()) -> tuple[Parser, dict[str,
 
 
 def _add_options(parser: Parser, command: Command) -> None:
-    from ddpprof.cli.presets import COLORS, apply_presets
+    from ddpprof.cli.arguments import COLORS, apply_presets
 
     command.add_options(parser)
     parser.add_argument(
@@ -283,3 +286,34 @@ def _add_options(parser: Parser, command: Command) -> None:
             help="let other users on this machine read the files that ddpprof writes, subject to your umask",
         )
     apply_presets(parser, command.name)
+
+
+SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
+
+
+def add_completion_options(parser: Parser) -> None:
+    parser.add_argument("shell", choices=SHELLS, help="the shell to print a script for")
+    parser.set_defaults(run=run_completion)
+
+
+def run_completion(options: argparse.Namespace) -> int:
+    """Print a shell script that completes commands, options and file names."""
+    from pathlib import Path
+
+    import shtab
+
+    from ddpprof.files import local, location
+    from ddpprof.render.glossary import TERMS
+
+    root, of_commands = parsers()
+    for parser in of_commands.values():
+        if parser.get_default("run_words") is not None:
+            parser.add_argument("script", nargs=argparse.REMAINDER, type=Path)
+        for action in parser._actions:  # noqa: SLF001 (argparse has no public list of them)
+            if action.type in (Path, local, location) or action.dest == "out":
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
+            if action.dest == "term":
+                names = (word for term in TERMS for word in (term.name, *term.aliases))
+                action.choices = sorted({word for word in names if word.isidentifier()})
+    print(shtab.complete(root, shell=options.shell))
+    return 0

@@ -6,19 +6,32 @@ With `--env`, first record the runs of one job in two Python environments.
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import shlex
+import shutil
+import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
+from ddpprof import own_files
+from ddpprof.child_processes import start
 from ddpprof.cli.arguments import positive
 from ddpprof.cli.output import add_output_options, check_output, chosen_form, deliver, write
 from ddpprof.cli.reading import add_reading_options, read_run_set, refuse_missing
 from ddpprof.cli.saying import note, say
-from ddpprof.errors import DdpprofError
+from ddpprof.errors import CannotRecord, DdpprofError, writing
 from ddpprof.files import Location, location
+from ddpprof.rundir import repeated_directory, repeated_runs_in
+from ddpprof.version import __version__
 
 if TYPE_CHECKING:
+    from ddpprof.cli.job import JobCommand
     from ddpprof.comparison import Comparison, RunSet
     from ddpprof.comparison.gate import ConditionVerdict, GateResult
 
@@ -130,7 +143,6 @@ def _recorded(
     """Record the runs of both environments, and return their folders. Raises `DdpprofError`."""
     if options.a or options.b is not None:
         parser.error("give either runs or --env")
-    from ddpprof.cli.environments import record_in_turn
     from ddpprof.cli.job import parse_trace_words
 
     job = parse_trace_words(to_record, "record")
@@ -203,3 +215,97 @@ def _exit_code(outcome: GateResult, on_unknown: str | None) -> int:
 
     unknown = {"pass": 0, "fail": EXIT_FAILED, None: EXIT_UNKNOWN}[on_unknown]
     return {GateResult.PASSED: 0, GateResult.FAILED: EXIT_FAILED, GateResult.UNKNOWN: unknown}[outcome]
+
+
+_VERSIONS = "import json, torch, ddpprof.version as v; print(json.dumps([torch.__version__, v.__version__]))"
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """A Python interpreter with PyTorch and ddpprof, and the folder for its runs."""
+
+    python: Path
+    folder: Path
+    torch: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.folder.name} (torch {self.torch})"
+
+
+def record_in_turn(job: JobCommand, interpreters: tuple[str, str], rounds: int) -> tuple[Environment, Environment]:
+    """Record the job `rounds` times in each environment, in alternating order, and return the environments.
+
+    `job`: the arguments of ``ddpprof trace``. `interpreters`: Python interpreters, or folders of virtual environments.
+    The folders ``old`` and ``new`` in the job's output folder contain the runs.
+    Raises `DdpprofError` if an environment lacks PyTorch or this version of ddpprof, or if the job fails.
+    """
+    from ddpprof.cli.experiments import in_minutes
+
+    old, new = (_environment(given, job.out / name) for given, name in zip(interpreters, ("old", "new"), strict=True))
+    total, seconds = 2 * rounds, list[float]()
+    note(f"{total} runs of {job.name}, half of them with torch {old.torch}, half with {new.torch}, in {job.out}")
+    for number in range(rounds):
+        for environment in (old, new) if number % 2 == 0 else (new, old):
+            begun = time.monotonic()
+            step = _record(environment, job)
+            seconds.append(time.monotonic() - begun)
+            left = f", about {in_minutes(median(seconds) * (total - len(seconds)))} left" if len(seconds) == 2 else ""
+            note(f"[{len(seconds)}/{total}] {environment.title}: {step}{left}")
+    return old, new
+
+
+def _environment(given: str, folder: Path) -> Environment:
+    is_folder = Path(given).is_dir()
+    found = shutil.which(Path(given) / "bin" / "python" if is_folder else given)
+    if found is None:
+        raise DdpprofError(f"{given} is neither a Python interpreter nor an environment with bin/python")
+    python = Path(found).absolute()  # not resolved, because Python finds its environment by the link
+    command, pipe = [str(python), "-c", _VERSIONS], subprocess.PIPE
+    try:  # in a folder without modules, because Python before 3.11 has no option -P
+        with start(command, _variables(python), cwd=os.sep, stdout=pipe, stderr=pipe, text=True) as asked:
+            answer, error = asked.communicate()
+    except OSError as problem:
+        raise DdpprofError(f"{given} cannot be started: {problem}") from problem
+    if asked.returncode:
+        why = error.strip().rpartition("\n")[2]
+        raise DdpprofError(f"{given} cannot record the job: {why}. {_how_to_install(python)}")
+    torch, ddpprof = json.loads(answer)
+    if ddpprof != __version__:
+        raise DdpprofError(f"{given} has ddpprof {ddpprof}, but this is {__version__}. {_how_to_install(python)}")
+    return Environment(python, folder, torch)
+
+
+def _how_to_install(python: Path) -> str:
+    return f"Install ddpprof there with: {python} -m pip install ddpprof=={__version__}"
+
+
+def _variables(python: Path) -> dict[str, str]:
+    """Return the environment variables that activating the environment would set."""
+    path = os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)])
+    return {**os.environ, "PATH": path, "VIRTUAL_ENV": str(python.parent.parent)}
+
+
+def _record(environment: Environment, job: JobCommand) -> str:
+    """Record one run, and return its median step time as text. Raises `DdpprofError`."""
+    from ddpprof.cli.experiments import usual_step_in_words
+    from ddpprof.experiments.conduct import last_error
+
+    folder = environment.folder
+    number = max(repeated_runs_in(folder), default=0) + 1
+    output = folder / f"output-{number}.txt"
+    words = ["--stop-after", "--repeat", "1", "--out", str(folder), *job.recorded_with]
+    with writing(folder, CannotRecord):
+        own_files.make_named_folder(folder)
+        descriptor = own_files.overwrite(output)
+    with os.fdopen(descriptor, "wb") as stream:
+        command = [str(environment.python), "-P", "-m", "ddpprof", "trace", *words]
+        variables = _variables(environment.python)
+        trace = start(command, variables, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT)
+        exit_code = trace.wait()
+    if exit_code:
+        why = last_error(output.read_text(encoding="utf-8", errors="replace"))
+        raise DdpprofError(f"{job.name} failed in {environment.title}: {why}. Its output is in {output}")
+    if number not in repeated_runs_in(folder):
+        raise DdpprofError(f"nothing was recorded for {job.name} in {environment.title}. Its output is in {output}")
+    return usual_step_in_words(folder / repeated_directory(number))

@@ -9,14 +9,13 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpprof.cli.arguments import count
-from ddpprof.cli.presets import presets
+from ddpprof.cli.arguments import count, presets
 from ddpprof.cli.saying import CHOICES, add_json_option, progress, say
 from ddpprof.errors import DdpprofError, did_you_mean, writing
 from ddpprof.files import local
 
 if TYPE_CHECKING:
-    from ddpprof.doctor import CheckResult
+    from ddpprof.doctor.checks import CheckResult
 
 _HOW_LONG = "This takes about half a minute, or longer with several GPUs or on a busy machine."
 _WIDTH = 21
@@ -44,7 +43,7 @@ def add_doctor_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    from ddpprof.doctor.examination import NAMES
+    from ddpprof.doctor import NAMES
 
     words = tuple(word.strip() for word in text.split(","))
     for word in words:
@@ -57,8 +56,8 @@ def _names(text: str) -> tuple[str, ...]:
 
 def run_doctor(options: argparse.Namespace) -> int:
     """Run the checks. Return 1 if one fails."""
-    from ddpprof.doctor import CheckStatus
-    from ddpprof.doctor.examination import document, examine
+    from ddpprof.doctor import document, examine
+    from ddpprof.doctor.checks import CheckStatus
     from ddpprof.record import launch
     from ddpprof.rundir import write_json
 

@@ -1,4 +1,4 @@
-"""`ddpprof overhead`, `scale` and `sweep`: parse the options, run the trials and print the results."""
+"""`ddpprof overhead`, `scale` and `sweep`: parse the options, plan and run the trials, and print the results."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import NPROC, count, positive
-from ddpprof.cli.experiment_plan import plan, split_experiment
-from ddpprof.cli.job import default_out
+from ddpprof.cli.job import default_out, split_experiment
 from ddpprof.cli.output import refuse_unwritable_folder
 from ddpprof.cli.saying import CHOICES, add_json_option, note, progress, say, text_stream
 from ddpprof.errors import DdpprofError
 from ddpprof.files import local
 
 if TYPE_CHECKING:
-    from ddpprof.experiments.plan import Experiment, Trial, TrialEnd
+    from ddpprof.experiments.plan import Experiment, Trial, TrialEnd, Variant
     from ddpprof.layout import Section
     from ddpprof.render.json_documents import Written
 
@@ -198,6 +197,78 @@ def run_experiment(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
     return show_at_the_end(show, experiment.kind, directory, interrupted)
 
 
+_PROFILED_STEPS = 5
+
+
+def plan(options: argparse.Namespace, command: Sequence[str], is_wrapped: bool) -> Experiment:
+    """Plan the experiment. Raises `DdpprofError`."""
+    from ddpprof.experiments.plan import EXPERIMENT_FORMAT, Experiment, ExperimentKind
+
+    kind = ExperimentKind(options.kind)
+    variants = {ExperimentKind.OVERHEAD: _overhead, ExperimentKind.SCALE: _scale, ExperimentKind.SWEEP: _sweep}[kind](
+        options, command
+    )
+    if is_wrapped and len({v.nproc for v in variants}) > 1 and not any("{nproc}" in word for word in command):
+        raise DdpprofError(
+            "use {nproc} for the number of processes in the command: ddpprof … -- mpirun -n {nproc} python train.py"
+        )
+    return Experiment(
+        format=EXPERIMENT_FORMAT,
+        kind=kind,
+        command=tuple(command),
+        as_module=options.module,
+        is_wrapped=is_wrapped,
+        variants=tuple(variants),
+        rounds=options.rounds,
+        skip_first=options.skip_first,
+        timed_steps=options.timed_steps or (5 if kind is ExperimentKind.OVERHEAD and not options.apart else 20),
+    )
+
+
+def _overhead(options: argparse.Namespace, command: Sequence[str]) -> list[Variant]:
+    from dataclasses import replace
+
+    from ddpprof.experiments.plan import Variant
+    from ddpprof.experiments.vary import with_settings
+
+    plain = Variant(options.nproc or 1, any_number=options.nproc is None, profiled_steps=_PROFILED_STEPS)
+    with_ddp = with_settings(plain, options.set, command)
+    if not options.apart:
+        return [replace(with_ddp, ddp_blocks=options.blocks)]
+    return [with_ddp, replace(with_ddp, without_ddp=True, profiled_steps=0)]
+
+
+def _scale(options: argparse.Namespace, command: Sequence[str]) -> list[Variant]:
+    from dataclasses import replace
+
+    from ddpprof.experiments.plan import Variant
+    from ddpprof.experiments.vary import shared_by, with_settings
+
+    alone = with_settings(Variant(1, without_ddp=True, profiled_steps=_PROFILED_STEPS), options.set, command)
+    several = [replace(alone, nproc=nproc, without_ddp=False) for nproc in options.nproc or [1, 2]]
+    weak = [] if options.no_weak else [alone, *several]
+    strong = [] if options.strong is None else [shared_by(v, options.strong, command) for v in (alone, *several)]
+    if not weak and not strong:
+        raise DdpprofError("--no-weak leaves nothing to measure without --strong")
+    return [*weak, *strong]
+
+
+def _sweep(options: argparse.Namespace, command: Sequence[str]) -> list[Variant]:
+    from dataclasses import replace
+
+    from ddpprof.experiments.plan import Variant
+    from ddpprof.experiments.vary import vary, with_settings
+
+    if not options.vary:
+        raise DdpprofError("specify what to vary: --vary '--batch-size=32,64,128' or --vary bucket_cap_mb=5,25")
+    plain = [Variant(nproc, any_number=options.nproc is None) for nproc in options.nproc or [1]]
+    nprocs = [with_settings(variant, options.set, command) for variant in plain]
+    by_nproc = [vary(variant, options.vary, command) for variant in nprocs]
+    variants = [variant for of_one_value in zip(*by_nproc, strict=True) for variant in of_one_value]
+    is_share = options.size_is == "share" or (options.size_is is None and "batch" in variants[0].varied)
+    return [replace(v, is_share=is_share, is_work=is_share or options.size_is is not None) for v in variants]
+
+
 def show_at_the_end(show: Callable[[], None], kind: str, directory: Path, interrupted: bool) -> int:
     """Show the results so far, print how to continue an interrupted experiment, and return the exit code."""
     try:
@@ -341,7 +412,7 @@ def usual_step_in_words(run: Path) -> str:
     """Return the median step time of a run that has just been recorded, as text."""
     from statistics import median
 
-    from ddpprof.experiments.joint_ratios import timed_steps
+    from ddpprof.experiments.trials import timed_steps
     from ddpprof.layout import in_ms
     from ddpprof.load.record import load_record
     from ddpprof.rundir import ranks_in

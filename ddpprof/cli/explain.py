@@ -1,8 +1,9 @@
-"""`ddpprof explain`: explain a term that is used in reports."""
+"""`ddpprof explain` and `schema`: explain a term that is used in reports, and print the JSON Schema of documents."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 
 from ddpprof.errors import DdpprofError
 
@@ -15,8 +16,6 @@ def add_explain_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_explain(options: argparse.Namespace) -> int:
-    import sys
-
     from ddpprof.render.glossary import TERMS, find_term, similar_terms, term_sections
     from ddpprof.render.terminal import render_terminal
 
@@ -30,4 +29,35 @@ def run_explain(options: argparse.Namespace) -> int:
         instead = f"Did you mean {similar}? " if similar else ""
         raise DdpprofError(f"there is no term {words!r}. {instead}List all terms with: ddpprof explain")
     render_terminal(term_sections([term]), sys.stdout)
+    return 0
+
+
+def add_schema_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "document",
+        nargs="?",
+        default="report",
+        choices=(
+            "report",
+            "comparison",
+            "repeated",
+            "overhead",
+            "scaling",
+            "sweep",
+            "tuning",
+            "trying",
+            "whatif",
+            "verdict",
+            "brief",
+            "brief-comparison",
+        ),
+        help="kind of document (default: report)",
+    )
+    parser.set_defaults(run=run_schema)
+
+
+def run_schema(options: argparse.Namespace) -> int:
+    from ddpprof.render.json_documents import DOCUMENTS, render_schema
+
+    sys.stdout.write(render_schema(DOCUMENTS[options.document]))
     return 0

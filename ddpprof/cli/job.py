@@ -17,16 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ddpprof import own_files
-from ddpprof.cli.arguments import seconds
-from ddpprof.cli.metrics_out import check, metrics_target, publish
+from ddpprof.cli.arguments import folder_for_runs, seconds
 from ddpprof.cli.output import refuse_unwritable_folder
-from ddpprof.cli.presets import folder_for_runs
 from ddpprof.cli.saying import CHOICES, say
 from ddpprof.errors import RunExists
 from ddpprof.files import local
 from ddpprof.monitor.run_watch import RunWatch
 
 if TYPE_CHECKING:
+    from ddpprof.monitor.metrics import MetricsTarget
     from ddpprof.record.launch import JobEnd
     from ddpprof.record.settings import Settings
 
@@ -90,13 +89,19 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--metrics",
-        type=metrics_target,
+        type=_metrics_target,
         metavar="ADDRESS",
         help="serve Prometheus metrics on a port of this machine (PORT) or on HOST:PORT, or send metrics to an "
         "OpenTelemetry collector (otlp:http://HOST:PORT)",
     )
     add("-m", "--module", action="store_true", help="run a module instead of a script, as python -m does")
     add_torchrun_options(parser)
+
+
+def _metrics_target(text: str) -> MetricsTarget:
+    from ddpprof.monitor.metrics import metrics_target
+
+    return metrics_target(text)
 
 
 def add_out_options(parser: argparse.ArgumentParser) -> None:
@@ -151,6 +156,33 @@ def split(arguments: list[str], parser: argparse.ArgumentParser) -> tuple[list[s
         action = options.get(word)
         index += 2 if action is not None and action.nargs != 0 else 1
     return arguments[:index], arguments[index:]
+
+
+_AFTER_THE_SCRIPT = ("--nproc", "--vary", "--strong", "--set")
+"""options that may also follow the script; other options after the script are passed to the script"""
+
+
+def split_experiment(arguments: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str], bool]:
+    """Return ddpprof's own options, the command, and whether it follows ``--``, so that it may be any program."""
+    arity = parser._option_string_actions  # noqa: SLF001 (argparse has no public way to ask for an option's arity)
+    own: list[str] = []
+    command: list[str] = []
+    index = 0
+    while index < len(arguments):
+        word = arguments[index]
+        if word == "--":
+            return own, [*command, *arguments[index + 1 :]], not command
+        name, equals, _ = word.partition("=")
+        if name in _AFTER_THE_SCRIPT or (not command and word.startswith("-") and word != "-"):
+            action = arity.get(name)
+            has_value = not equals and action is not None and action.nargs != 0 and index + 1 < len(arguments)
+            # Joined, because a value may look like an option: --vary --batch-size=32,64
+            own.append(f"{word}={arguments[index + 1]}" if has_value else word)
+            index += 2 if has_value else 1
+        else:
+            command.append(word)
+            index += 1
+    return own, command, False
 
 
 def parse_job(parser: argparse.ArgumentParser, arguments: Sequence[str], verb: str) -> JobCommand:
@@ -242,6 +274,8 @@ def _run_recorded(
     def job_runs() -> None:
         watch.start()
         if options.metrics is not None:
+            from ddpprof.monitor.metrics import publish
+
             try:
                 ends.append(publish(options.metrics, out))
             except Exception as error:  # noqa: BLE001 (the job is already running and must continue)
@@ -301,11 +335,13 @@ def _with_launcher(job: JobCommand, verb: str) -> str:
 
 def _check_packages(options: argparse.Namespace) -> None:
     """Raise `DdpprofError` if packages that these options need are not installed. Call this before the job runs."""
-    from ddpprof.monitor.evidence import find_py_spy
-
     if options.metrics is not None:
+        from ddpprof.monitor.metrics import check
+
         check(options.metrics)
     if options.dump_stacks:
+        from ddpprof.monitor.evidence import find_py_spy
+
         find_py_spy()
 
 

@@ -1,4 +1,8 @@
-"""`ddpprof trace`: run a job with recording enabled, then print its report."""
+"""`ddpprof trace`, `watch` and `demo`: run a job with recording enabled, then print its report.
+
+`ddpprof watch` watches all steps of the job, without recording any step in detail. `ddpprof demo` traces the example
+training scripts that are part of ddpprof.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,16 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
-from ddpprof.cli.after_trace import after_trace, nothing_recorded, report_stream
 from ddpprof.cli.arguments import add_profiler_options, count, numbers, positive, seconds
 from ddpprof.cli.job import JobCommand, add_job_options, add_out_options, parse_job, run_recorded
 from ddpprof.cli.saying import CHOICES, say
+from ddpprof.files import local
 from ddpprof.ranks_and_steps import MOST
 
 if TYPE_CHECKING:
+    from ddpprof.pipeline.analysis import Analysis
     from ddpprof.record.launch import JobEnd
 
 
@@ -161,4 +166,178 @@ def _trace(job: JobCommand, out: Path) -> JobEnd:
         nccl_log=options.nccl_log,
         pulse=not options.no_pulse,
     )
-    return run_recorded(job, out, settings, "trace", lambda inside, end: after_trace(job, out, inside, end))
+    return run_recorded(job, out, settings, "trace", lambda inside, end: _after_trace(job, out, inside, end))
+
+
+def _after_trace(job: JobCommand, out: Path, inside: bool, end: JobEnd) -> None:
+    """Print the report, or why there is none. `inside`: whether this process is a rank."""
+    if _has_run_to_tell_of(job, out, inside, end):
+        _print_run(out, summary_only=end.signal is not None)
+
+
+def _has_run_to_tell_of(job: JobCommand, out: Path, inside: bool, end: JobEnd) -> bool:
+    """Return True if this process should report on the run. Otherwise, print where the run is, or why there is none."""
+    from ddpprof import rundir
+    from ddpprof.record.launch import is_first_rank
+
+    if inside:
+        if is_first_rank():
+            say(f"ddpprof: view the run with: ddpprof report {out}", file=sys.stderr)
+        return False
+    attempts = rundir.attempts_in(out) if rundir.is_run(out) else {}
+    if not any(rundir.ranks_in(path) for path in attempts.values()):
+        failed = end.exit_code != 0 and not end.was_stopped
+        known = end.was_reached or failed
+        why = nothing_recorded([out], job.name, failed, job.is_one_node) if known else _NOT_REACHED
+        _say_how_it_failed(out)
+        say(why, file=sys.stderr)
+        return False
+    return True
+
+
+def _say_how_it_failed(out: Path) -> None:
+    """Print which rank failed before the run was created, if any."""
+    from ddpprof.monitor.examination import examine
+    from ddpprof.topics.hang_words import verdict_lines
+
+    verdict = examine(out).verdict if out.is_dir() else None
+    for line in () if verdict is None else verdict_lines(verdict):
+        say(f"ddpprof: {line}", file=sys.stderr)
+
+
+def report_stream() -> TextIO:
+    """Return the stream for the report after the job.
+
+    It is stderr if stdout goes to a file or program, which then receives only the job's output.
+    """
+    return sys.stdout if sys.stdout.isatty() else sys.stderr
+
+
+def _print_run(out: Path, summary_only: bool) -> None:
+    from ddpprof.cli.report import screen
+    from ddpprof.layout import count as number_of
+    from ddpprof.pipeline.analysis import analysed
+    from ddpprof.render.terminal import render_terminal
+
+    file = report_stream()
+    with analysed(out) as analysis:
+        report = analysis.report
+        if not summary_only:
+            say(file=file)
+            render_terminal(screen(report, [str(out)], analysis), file)
+        _write_for_tensorboard(out, analysis)
+    steps = max((len(rank.steps) + len(rank.light_steps) for rank in report.ranks), default=0)
+    say(f"\nWrote {out} ({number_of(len(report.ranks), 'rank')}, {number_of(steps, 'step')}).", file=file, flush=True)
+
+
+def _write_for_tensorboard(out: Path, analysis: Analysis) -> None:
+    """Write the log directory for ``tensorboard --logdir OUT``, if TensorBoard is installed."""
+    from importlib.util import find_spec
+
+    from ddpprof.cli.tensorboard import write_log_directory
+    from ddpprof.own_files import make_folder
+    from ddpprof.rundir import TENSORBOARD_DIRECTORY
+
+    if find_spec("tensorboard") is None:
+        return
+    try:
+        make_folder(out / TENSORBOARD_DIRECTORY)
+        write_log_directory(out / TENSORBOARD_DIRECTORY, analysis.report, analysis.drawings())
+    except Exception as error:  # noqa: BLE001 (these files are optional)
+        say(f"ddpprof: cannot write the files for TensorBoard: {error}", file=sys.stderr)
+
+
+_NOT_REACHED = (
+    "ddpprof: nothing was recorded: no Python process of the job loaded ddpprof. The job must pass PYTHONPATH on to "
+    "its Python processes and must not start them with python -I, -E or -S. Alternatively, use `with "
+    "ddpprof.profile(…):` in the script."
+)
+
+
+def nothing_recorded(attempted: Sequence[Path], name: str, failed: bool = False, is_one_node: bool = True) -> str:
+    """Return why nothing was recorded. The first forward pass of a DDP module creates a run."""
+    from ddpprof import rundir
+
+    if failed and not any(map(rundir.is_run, attempted)):
+        why = "the job failed before it trained a DistributedDataParallel module"
+    elif failed:
+        why = "the job failed during its first steps, which are not recorded (--skip-first)"
+    elif any(map(rundir.is_run, attempted)):
+        why = (
+            "no DistributedDataParallel module trained for longer than the first steps, which are not recorded "
+            "(--skip-first)"
+        )
+    elif not is_one_node:
+        return (
+            f"ddpprof: {attempted[0]} is empty. If all nodes share a file system, the ranks record into the --out "
+            "directory of rank 0's node. Look there, and pass the same --out on every node."
+        )
+    else:
+        why = (
+            f"{name} either trained no DistributedDataParallel module, or could not be recorded (see the messages "
+            "above). `ddpprof report` can also read torch.profiler traces from any training script"
+        )
+    return f"ddpprof: nothing was recorded: {why}."
+
+
+def add_watch_options(parser: argparse.ArgumentParser) -> None:
+    add_out_options(parser)
+    add_job_options(parser)
+    parser.set_defaults(run_words=run_watch)
+
+
+def run_watch(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
+    from ddpprof.record.settings import Settings
+
+    job = parse_job(parser, arguments, "watch")
+    return run_recorded(
+        job,
+        job.out,
+        Settings.to_watch(str(job.out)),
+        "watch",
+        lambda inside, end: _after_watch(job, inside, end),
+    ).exit_code
+
+
+def _after_watch(job: JobCommand, inside: bool, end: JobEnd) -> None:
+    """Print why the job failed, if it did, and the command that shows the run.
+
+    `inside`: whether this process is itself a rank.
+    """
+    from ddpprof import rundir
+    from ddpprof.monitor.examination import examine, hung_at_last
+    from ddpprof.topics.hang_words import verdict_lines
+
+    out = job.out
+    if not _has_run_to_tell_of(job, out, inside, end):
+        return
+    hung = hung_at_last(rundir.last_attempt(out)) is not None
+    is_told = end.was_stopped or end.exit_code == 0 or hung
+    verdict = None if is_told else examine(rundir.last_attempt(out)).verdict
+    for line in () if verdict is None else verdict_lines(verdict):
+        say(f"ddpprof: {line}", file=sys.stderr)
+    why = f". Find out why it hung with: ddpprof diagnose {out}" if hung else ""
+    say(f"\nddpprof: the run is in {out}. View it with: ddpprof report {out}{why}", file=sys.stderr, flush=True)
+
+
+_TRAININGS = (("convnet",), ("transformer", "--read-ms", "3"))
+
+
+def add_demo_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out", type=local, default=Path("runs"), metavar="DIR", help="folder for the runs (default: runs)"
+    )
+    parser.set_defaults(run=run_demo)
+
+
+def run_demo(options: argparse.Namespace) -> int:
+    from ddpprof.cli import main
+
+    for name, *words in _TRAININGS:
+        run = ["--force", "--out", str(options.out / f"demo-{name}")]
+        command = ["trace", *run, "-m", f"ddpprof.demo.train_{name}", *words]
+        print(f"$ ddpprof {' '.join(command)}", flush=True)
+        code = main(command)
+        if code:
+            return code
+    return 0

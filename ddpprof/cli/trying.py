@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import count, positive
-from ddpprof.cli.experiment_plan import split_experiment
 from ddpprof.cli.experiments import in_minutes, print_result, resumed, run_trials, show_at_the_end
-from ddpprof.cli.job import default_out, parse_trace_words
+from ddpprof.cli.job import default_out, parse_trace_words, split_experiment
 from ddpprof.cli.output import refuse_unwritable_folder
 from ddpprof.cli.reading import finding_of, refuse_missing
 from ddpprof.cli.saying import add_json_option, progress

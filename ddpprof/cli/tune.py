@@ -11,7 +11,6 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import NPROC, positive
-from ddpprof.cli.experiment_plan import split_experiment
 from ddpprof.cli.experiments import (
     add_place_options,
     in_minutes,
@@ -20,7 +19,7 @@ from ddpprof.cli.experiments import (
     show_at_the_end,
     steps_in_words,
 )
-from ddpprof.cli.job import default_out
+from ddpprof.cli.job import default_out, split_experiment
 from ddpprof.cli.reading import measured_network
 from ddpprof.cli.saying import progress, say
 from ddpprof.errors import CannotRecord, DdpprofError, writing

@@ -31,9 +31,9 @@ from ddpprof.statistics.between_runs import (
     runs_needed,
     shift_between,
 )
-from ddpprof.topics.buckets.rows import BucketRow
+from ddpprof.topics.buckets.steps import BucketRow
 from ddpprof.topics.kernels import MOST_KERNELS, KernelSummary, kernel_name
-from ddpprof.topics.steps.wrapper_cost import WrapperCost
+from ddpprof.topics.wrapper import WrapperCost
 from ddpprof.version import __version__
 from ddpprof.words import utf8_text
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpprof.child_processes import helper_environment, python_command, start
-from ddpprof.doctor import CannotCheck, CheckResult, Context, judge, skip
+from ddpprof.doctor.checks import CannotCheck, CheckResult, Context, judge, skip
 from ddpprof.load.run import load_run
 from ddpprof.model.backends import KNOWN
 

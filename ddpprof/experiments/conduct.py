@@ -1,8 +1,12 @@
-"""Run the trials of an experiment one after another, except trials that have already succeeded."""
+"""Run the trials of an experiment one after another, except trials that have already succeeded.
+
+`last_error` finds the line of a failed trial's output that says why it failed.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +15,6 @@ from pathlib import Path
 
 from ddpprof import own_files, rundir
 from ddpprof.errors import CannotRecord, RunExists, writing
-from ddpprof.experiments.last_error import last_error
 from ddpprof.experiments.plan import (
     CHANGES_FILE,
     CHOICE_FILE,
@@ -33,13 +36,14 @@ from ddpprof.experiments.plan import (
     write_plan,
 )
 from ddpprof.load.record import load_record
-from ddpprof.model.compilation import Compilation, CompileOrder
+from ddpprof.model.ddp_module import Compilation, CompileOrder
 from ddpprof.record import launch
 from ddpprof.record.settings import Settings
 from ddpprof.record.steps import Schedule
 from ddpprof.record.torchrun import launcher_variables
 from ddpprof.redaction import without_secrets
 from ddpprof.rundir import read_world_size
+from ddpprof.topics.failure import is_of_a_lost_peer
 
 _COST_STEPS = 6
 """number of steps in a profile; every second step records when gradients and buckets are ready"""
@@ -339,3 +343,43 @@ _COMPILED: Mapping[str, str] = {
     CompileOrder.MODEL_FIRST: "its model after it has constructed DDP",
     CompileOrder.SUBMODULES: "only submodules of its model",
 }
+
+
+_OF_A_RANK = re.compile(r"^\[(?:rank|default)\d+\]:\s?")
+"""prefix that torch or torchrun adds to the lines of a rank"""
+_OF_TORCHRUN = re.compile(r"[WEIF]\d{4} [\d:.]+ .*torch/distributed/|=+$|\*+$|-+$|Setting OMP_NUM_THREADS environment")
+"""torchrun's log, separator lines, and messages about threads"""
+_ENDED = re.compile(r" failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
+"""torchrun's log about the rank that failed first"""
+_ITS_TRACEBACK = re.compile(
+    r"^Traceback \(most recent call last\):\n(?:[ \t][^\n]*\n)+"
+    r"torch\.distributed\.elastic\.multiprocessing\.errors\.ChildFailedError:.*",
+    re.MULTILINE | re.DOTALL,
+)
+"""torchrun's traceback and its table of failed ranks, which do not contain the reason"""
+_RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Iteration|Warning)\b(?::|$)|[\w.-]+: error: ")
+"""last line of a traceback, or an error of `argparse`"""
+
+
+def last_error(output: str) -> str:
+    """Return the line that says why the job failed, which is the last error of the script itself.
+
+    It is neither torchrun's traceback about its ranks at the end of the output, nor the error of a rank that lost its
+    connection to another rank. If the job printed nothing, return how the first failed rank ended, if
+    torchrun reports it.
+    """
+    lines = [_OF_A_RANK.sub("", line).strip() for line in _ITS_TRACEBACK.sub("", output).splitlines()]
+    said = [line for line in lines if line and not _OF_TORCHRUN.match(line)]
+    raised = [line for line in said if _RAISED.match(line)]
+    causes = [line for line in raised if not is_of_a_lost_peer(line)]
+    error = [line for line in said if "Error" in line and not line.startswith(("raise ", "File "))]
+    return (causes or raised or error or said or [_how_it_ended(output)])[-1]
+
+
+def _how_it_ended(output: str) -> str:
+    ended = _ENDED.search(output)
+    if ended is None:
+        return "it printed nothing"
+    code, rank = int(ended[1]), ended[2]
+    how = f"ended with exit code {code}" if code >= 0 else f"was terminated by signal {-code}"
+    return f"rank {rank} {how}, and printed nothing"

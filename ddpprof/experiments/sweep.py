@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import median
 
-from ddpprof.experiments.joint_ratios import joint_ratios
 from ddpprof.experiments.plan import Experiment, Variant
 from ddpprof.experiments.trials import EXPERIMENT_REPORT_FORMAT, TrialResult, median_step_ns, problems, rounds_of
 from ddpprof.report import Job
-from ddpprof.statistics.paired_ratio import Ratio, Steps
+from ddpprof.statistics.paired_ratio import Ratio, Steps, joint_ratios
 from ddpprof.statistics.size_model import Crossover, SizeModel, find_crossover, fit_size_model
 from ddpprof.version import __version__
 

@@ -1,9 +1,12 @@
-"""The result of one trial of an experiment: its step times, and the parts of its profiled steps."""
+"""The result of one trial of an experiment: its step times, the parts of its profiled steps, and its losses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from itertools import combinations
+from math import inf, isfinite
 from operator import attrgetter
 from statistics import fmean, median
 from typing import TypeVar
@@ -11,8 +14,6 @@ from typing import TypeVar
 from ddpprof import rundir
 from ddpprof.errors import DdpprofError
 from ddpprof.experiments.conduct import steps_of
-from ddpprof.experiments.joint_ratios import Steps, timed_blocks, timed_steps
-from ddpprof.experiments.loss_match import Losses
 from ddpprof.experiments.plan import Experiment, Trial, read_end
 from ddpprof.files import Location
 from ddpprof.load.record import load_losses
@@ -23,6 +24,9 @@ from ddpprof.report.build import build_report
 
 EXPERIMENT_REPORT_FORMAT = 1
 """version of the JSON of `overhead`, `scale` and `sweep`"""
+
+Steps = tuple[float, ...]
+"""step times in ns, in order"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,3 +224,132 @@ def _parts(report: Report, ranks: Sequence[RankReport], scale: float) -> StepPar
 
 def _wrapper(ranks: Sequence[RankReport], scale: float) -> WrapperParts:
     return WrapperParts(*(scale * _mean(ranks, f"wrapper.{part.name}") for part in fields(WrapperParts)))
+
+
+def timed_blocks(ranks: Sequence[Record], mode: StepMode = StepMode.OFF) -> tuple[Steps, ...]:
+    """Return blocks of consecutive steps that every rank has. The time of a step is the mean over the ranks.
+
+    Without DDP, ranks do not wait for each other, so waiting for the slowest rank counts as overhead of DDP. On an
+    accelerator, the host runs ahead and only the start and end of a block are known, so a block is returned as one step
+    of mean duration.
+    """
+    of_ranks = [
+        {step.number: step.end_ns - step.start_ns for step in rank.steps if step.mode is mode} for rank in ranks
+    ]
+    common = set.intersection(*map(set, of_ranks)) if of_ranks else set()
+    blocks: list[list[float]] = []
+    for number in sorted(common):
+        if number - 1 not in common:
+            blocks.append([])
+        blocks[-1].append(fmean(steps[number] for steps in of_ranks))
+    if any(rank.device != "cpu" for rank in ranks):
+        return tuple((fmean(block),) for block in blocks)
+    return tuple(map(tuple, blocks))
+
+
+def timed_steps(ranks: Sequence[Record]) -> Steps:
+    """Return the steps of all blocks."""
+    return tuple(step for block in timed_blocks(ranks) for step in block)
+
+
+Losses = Mapping[int, Sequence[Sequence[float]]]
+"""rank → step → loss of each backward pass"""
+
+_ROUNDING = 2.0**-20
+"""tolerance per step: 16 times the rounding error of single precision, because many gradients are summed"""
+_OWN_FACTOR = 3
+"""factor applied to the difference between starts of the same job, because there are only few starts"""
+_CHANCE = 1e-4
+"""maximum difference between starts for a comparison; a larger difference is not due to rounding in a few steps, so no
+seed is set, or half-precision values are added in varying order
+"""
+
+
+class Match(StrEnum):
+    """How the losses of two trainings compare."""
+
+    EXACT = "exact"
+    """bit-identical"""
+    ROUNDING = "rounding"
+    CHANGED = "changed"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class LossMatch:
+    """Result of a comparison of losses."""
+
+    match: Match
+    num_steps: int
+    """number of steps compared"""
+    difference: float | None
+    own: float | None
+    """``None`` with fewer than two starts"""
+    tolerance: float | None
+    """tolerance at the last compared step"""
+
+
+_OF_BUCKETS = ("bucket_cap_mb", "bucket_cap_mb_list", "find_unused_parameters", "static_graph")
+"""arguments of DDP that change the assignment of gradients to buckets"""
+_ORDER_OF_TWO = 2
+"""maximum number of ranks for which a sum does not depend on the order"""
+
+
+def keeps_order(arguments: Iterable[str], world_size: int | None) -> bool:
+    """Return True if DDP still adds the same numbers in the same order after a change of these arguments."""
+    return (world_size or 1) <= _ORDER_OF_TWO or not any(name in _OF_BUCKETS for name in arguments)
+
+
+_NOTHING = LossMatch(Match.UNKNOWN, 0, None, None, None)
+
+
+def match_losses(as_it_is: Sequence[Losses], setting: Sequence[Losses], order_is_kept: bool) -> LossMatch:
+    """Compare the losses of training with another setting to the losses of the unchanged training, step by step.
+
+        difference  |loss - unchanged loss| / |unchanged loss|, maximum over steps and ranks
+        own         the same between several starts of the unchanged training
+
+    If two starts are bit-identical, training is deterministic, and a setting that keeps the order of additions must
+    also give bit-identical losses. With two ranks, all settings keep the order, because a + b = b + a. With more ranks,
+    other buckets may be added in another order, so that gradients are rounded differently (by 2⁻²⁴ in single
+    precision). The difference grows from step to step. `order_is_kept`: see `keeps_order`.
+    """
+    own = [_differences(a, b) for a, b in combinations(as_it_is, 2)]
+    theirs = [_differences(as_it_is[0], one) for one in setting] if as_it_is else []
+    found = [one for one in theirs if one]
+    if not found:
+        return _NOTHING
+    num_steps, most = min(map(len, found)), max(map(max, found))
+    known = [one for one in own if one]
+    if not known:
+        return LossMatch(Match.EXACT if most == 0 else Match.UNKNOWN, num_steps, most, None, None)
+    chance = max(map(max, known))
+    if chance > _CHANCE:
+        return LossMatch(Match.UNKNOWN, num_steps, most, chance, None)
+    rounding = 0.0 if order_is_kept and chance == 0 else _ROUNDING
+    tolerances = [_OWN_FACTOR * chance + rounding * (step + 1) for step in range(max(map(len, found)))]
+    agrees = all(difference <= tolerances[step] for one in found for step, difference in enumerate(one))
+    match = Match.EXACT if most == 0 else Match.ROUNDING if agrees else Match.CHANGED
+    return LossMatch(match, num_steps, most, chance, tolerances[num_steps - 1])
+
+
+def _differences(a: Losses, b: Losses) -> list[float]:
+    """Return the largest difference over ranks in each step for which both have losses."""
+    of_ranks = [zip(a[rank], b[rank], strict=False) for rank in sorted(a.keys() & b.keys())]
+    steps = zip(*of_ranks, strict=False)
+    return [most for pairs in steps if (most := _of_step(pairs)) is not None]
+
+
+def _of_step(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float | None:
+    """Return a step's difference; ``None`` if no rank has a loss, ``inf`` if the numbers of losses differ."""
+    if not any(a or b for a, b in pairs):
+        return None
+    if any(len(a) != len(b) for a, b in pairs):
+        return inf
+    return max(_relative(x, y) for a, b in pairs for x, y in zip(a, b, strict=True))
+
+
+def _relative(a: float, b: float) -> float:
+    if a == b or not (isfinite(a) or isfinite(b)):
+        return 0.0
+    return abs(a - b) / abs(a) if a and isfinite(a) and isfinite(b) else inf

@@ -20,8 +20,6 @@ import msgspec
 from ddpprof import rundir
 from ddpprof.engine.finding import Change, ChangeKind, Finding, Predicted
 from ddpprof.errors import CannotRecord, DdpprofError, NotARun, writing
-from ddpprof.experiments.joint_ratios import Steps
-from ddpprof.experiments.loss_match import Losses, LossMatch, Match, keeps_order, match_losses
 from ddpprof.experiments.plan import (
     CHANGES_FILE,
     Experiment,
@@ -33,8 +31,14 @@ from ddpprof.experiments.plan import (
 )
 from ddpprof.experiments.trials import (
     EXPERIMENT_REPORT_FORMAT,
+    Losses,
+    LossMatch,
+    Match,
+    Steps,
     TrialResult,
+    keeps_order,
     losses_of,
+    match_losses,
     median_step_ns,
     problems,
     read_trial,

@@ -10,8 +10,6 @@ from statistics import median
 
 from ddpprof.engine.frameworks import compression, ddp_argument
 from ddpprof.errors import DdpprofError, NotARun
-from ddpprof.experiments.joint_ratios import Steps, is_losing, joint_ratios, start_spread, timed_steps
-from ddpprof.experiments.loss_match import Losses, LossMatch, Match, keeps_order, match_losses
 from ddpprof.experiments.plan import (
     CHOICE_FILE,
     EXPERIMENT_FILE,
@@ -24,11 +22,18 @@ from ddpprof.experiments.plan import (
 )
 from ddpprof.experiments.trials import (
     EXPERIMENT_REPORT_FORMAT,
+    Losses,
+    LossMatch,
+    Match,
+    Steps,
     TrialResult,
+    keeps_order,
     losses_of,
+    match_losses,
     median_step_ns,
     read_trial,
     rounds_of,
+    timed_steps,
 )
 from ddpprof.files import Location
 from ddpprof.load.run import load_run
@@ -39,7 +44,8 @@ from ddpprof.predict.network import Network
 from ddpprof.report import Job
 from ddpprof.report.build import build_report
 from ddpprof.report.run_profile import Benches, KnownRun, Profiled, profile_run, training_of
-from ddpprof.statistics.paired_ratio import Ratio, paired_ratio
+from ddpprof.statistics.between_runs import shift_between
+from ddpprof.statistics.paired_ratio import Ratio, joint_ratios, paired_ratio
 from ddpprof.version import __version__
 
 
@@ -414,3 +420,27 @@ def _read_choice(directory: Location) -> TuningPlan:
 def write_choice(directory: Path, choice: TuningPlan) -> None:
     """Write the chosen settings. Raises `CannotRecord`."""
     write_beside_plan(directory / CHOICE_FILE, choice)
+
+
+_MARGIN = 0.02
+_MARGIN_WITHOUT_INTERVAL = 0.1
+_LEAST_STARTS = 2
+
+
+def is_losing(rounds: Sequence[Steps], others: Sequence[Steps], spread: float) -> bool:
+    """Return True if the variant is clearly slower than another. Arguments: steps by round; empty if not run."""
+    both = [(own, other) for own, other in zip(rounds, others, strict=False) if own and other]
+    if len(both) < _LEAST_STARTS:
+        return False
+    own_ns, other_ns = ([ns for pair in both for ns in pair[side]] for side in (0, 1))
+    shift = shift_between(other_ns, own_ns)
+    if shift is None:
+        return False
+    least, surely = (_MARGIN_WITHOUT_INTERVAL, shift.shift) if shift.low is None else (_MARGIN, shift.low)
+    return surely > max(least, spread) * median(other_ns)
+
+
+def start_spread(starts: Sequence[Steps]) -> float:
+    """Return the median step of the slowest start of a job divided by that of the fastest start, minus 1."""
+    medians = [median(steps) for steps in starts if steps]
+    return max(medians) / min(medians) - 1 if medians else 0.0

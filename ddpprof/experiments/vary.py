@@ -27,7 +27,7 @@ from typing import Any
 
 from ddpprof.errors import DdpprofError
 from ddpprof.experiments.plan import Variant
-from ddpprof.model.compilation import CompileOrder, OptimizeDdp
+from ddpprof.model.ddp_module import CompileOrder, OptimizeDdp
 from ddpprof.redaction import words_without_secrets
 
 DDP_ARGUMENTS = (

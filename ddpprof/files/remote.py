@@ -124,9 +124,6 @@ class RemotePath:
     def with_name(self, name: str) -> RemotePath:
         return self.parent / name
 
-    def with_suffix(self, suffix: str) -> RemotePath:
-        return self.with_name(f"{PurePosixPath(self.name).stem}{suffix}")
-
     def resolve(self) -> RemotePath:
         return self
 

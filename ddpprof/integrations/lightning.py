@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ddpprof.integrations.recording import CallbackRecording
+from ddpprof.record.api import CallbackRecording
 
 _NAMES = ("lightning.pytorch", "pytorch_lightning")
 """package names of Lightning; their classes are not interchangeable"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ddpprof.integrations.recording import CallbackRecording
+from ddpprof.record.api import CallbackRecording
 
 if TYPE_CHECKING:
     TrainerCallback = object

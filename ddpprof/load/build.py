@@ -21,8 +21,8 @@ from ddpprof.load.host import (
     positions,
     steps_from_forwards,
 )
+from ddpprof.load.kineto import Header
 from ddpprof.load.kineto.columns import IntColumn, Rows, TraceRows
-from ddpprof.load.kineto.read import Header
 from ddpprof.model import (
     NO_STEP,
     UNKNOWN,

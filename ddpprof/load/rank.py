@@ -19,16 +19,15 @@ from ddpprof.errors import BadTrace
 from ddpprof.files import Location, spelled
 from ddpprof.load.build import build_trace
 from ddpprof.load.file_bytes import DEFAULT_LIMITS, Limits, give_back_holes
+from ddpprof.load.horovod_timeline import HOROVOD_TIMELINE, is_horovod_timeline, load_horovod
 from ddpprof.load.host import join_cycles
+from ddpprof.load.kineto import Header, read_header, read_trace
 from ddpprof.load.kineto.columns import TraceRows
-from ddpprof.load.kineto.read import Header, read_header, read_trace
-from ddpprof.load.nccl_log import load_nccl_log
-from ddpprof.load.record import BadRecordError, load_record
+from ddpprof.load.record import BadRecordError, load_nccl_log, load_record
 from ddpprof.model import OtherFile, Rank, Record, StepMode, TimesTable, Trace
 from ddpprof.model.backends import WITH_KERNELS
 from ddpprof.model.record import error_in
 from ddpprof.rundir import RUN_FILE, facts_file, steps_file
-from ddpprof.topics.horovod.timeline_file import HOROVOD_TIMELINE, is_horovod_timeline, load_horovod
 from ddpprof.words import listed
 
 _FILES: Sequence[tuple[str, Callable[[Location], bool], Callable[[Location], OtherFile]]] = (

@@ -149,7 +149,7 @@ class Attempt:
 
 
 class OtherFile(Protocol):
-    """A file of another tool that covers all ranks. A module in ``topics`` reads its content."""
+    """A file of another tool that covers all ranks, such as `HorovodTimeline`."""
 
     @property
     def world_size(self) -> int | None: ...

@@ -1,4 +1,4 @@
-"""A recorded DDP module, and the assignment of its gradients to buckets.
+"""A recorded DDP module, the assignment of its gradients to buckets, and how torch.compile is applied to it.
 
 A bucket is complete when its size reaches or exceeds its cap. There is one open bucket per kind of gradient (dtype and
 device), and each kind has its own position in the list of caps; the last cap applies to all further buckets. This
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from math import prod
 
 from msgspec import Struct
@@ -199,3 +200,37 @@ def _cut(gradients: Sequence[Gradient], order: Sequence[int], limits: Sequence[i
             filled[kind], sizes[kind] = [], 0
             num_closed[kind] = num_closed.get(kind, 0) + 1
     return [*closed, *(tuple(open_bucket) for open_bucket in reversed(filled.values()) if open_bucket)]
+
+
+class CompileOrder(StrEnum):
+    """Order in which torch.compile and DDP wrap the model."""
+
+    DDP_FIRST = "ddp_first"
+    """``torch.compile(DistributedDataParallel(model))``, or ``ddp.compile()``"""
+    MODEL_FIRST = "model_first"
+    """``DistributedDataParallel(torch.compile(model))``, or ``model.compile()`` before DDP"""
+    SUBMODULES = "submodules"
+    """only submodules of the model are compiled"""
+
+
+class OptimizeDdp(StrEnum):
+    """Values of ``torch._dynamo.config.optimize_ddp``. PyTorch also accepts True for the first, False for the last."""
+
+    DDP_OPTIMIZER = "ddp_optimizer"
+    """torch.compile splits the model into one graph per bucket (the default)"""
+    PYTHON_REDUCER = "python_reducer"
+    """compiled autograd reduces the gradients instead of DDP's reducer"""
+    PYTHON_REDUCER_WITHOUT_COMPILED_FORWARD = "python_reducer_without_compiled_forward"
+    NO_OPTIMIZATION = "no_optimization"
+    """the model is not split"""
+
+
+class Compilation(Struct, frozen=True):
+    """How torch.compile is applied to the first DDP module of a rank."""
+
+    order: str
+    """a `CompileOrder`"""
+    optimize_ddp: str
+    """an `OptimizeDdp`, or another value that this version of ddpprof does not know"""
+    num_graphs: Int64 | None = None
+    """number of graphs into which DDPOptimizer split the model; 0 if nothing was compiled, ``None`` if unknown"""

@@ -28,7 +28,7 @@
     link_bits_per_s  speed of the link, given by --link-speed
     left_out         sizes (bytes) that were requested but not measured, because a smaller one took too long
 
-Times are in nanoseconds. `ddpprof.topics.collectives.table` computes bandwidths from them.
+Times are in nanoseconds. `ddpprof.topics.collectives` computes bandwidths from them.
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from msgspec import Struct, field
 
-from ddpprof.model.compilation import Compilation
-from ddpprof.model.ddp_module import DdpModule
+from ddpprof.model.ddp_module import Compilation, DdpModule
 from ddpprof.model.json_files import Int64
 from ddpprof.model.links import LinkFacts
 

@@ -1,4 +1,8 @@
-"""Entry points of the recording: `profile` and `watch` for Python code, and `install` for injection into a script."""
+"""Entry points of the recording.
+
+`profile` and `watch` are for Python code, `CallbackRecording` for callbacks of frameworks, and `install` for injection
+into a script.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddpprof.record import patches
 from ddpprof.record.compilation import modify_compilation
@@ -18,7 +22,7 @@ from ddpprof.record.ddp_construction import modify_ddp
 from ddpprof.record.events import EVENTS
 from ddpprof.record.settings import WATCHING, Settings, settings_from_environment
 
-if TYPE_CHECKING:  # it needs torch, which is still being imported when `install` is called
+if TYPE_CHECKING:
     from ddpprof.record.session import Session
 
 
@@ -137,6 +141,36 @@ def watch(
     Watching never raises: a problem is reported once on stderr, and training continues.
     """
     return profile(out, force=force, keep_command=keep_command, **WATCHING)
+
+
+class CallbackRecording:
+    """`ddpprof.profile` with `begin` and `end` methods. Recording ends with the process at the latest."""
+
+    def __init__(self, out: str, **options: Any) -> None:
+        """Take the same arguments as `ddpprof.profile`."""
+        self._arguments = (out, options)
+        profile(out, **options)  # raise errors in the arguments immediately
+        self._profile: profile | None = None
+
+    def begin(self) -> None:
+        """Begin recording. If an earlier recording is still active because training raised an exception, end it."""
+        self.end()
+        out, options = self._arguments
+        self._profile = profile(out, **options)
+        self._profile.__enter__()
+        atexit.register(self._end_with_process)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End recording if it is still active. `error`: the exception that ended training early."""
+        if self._profile is None:
+            return
+        ended, self._profile = self._profile, None
+        atexit.unregister(self._end_with_process)
+        ended.__exit__(None if error is None else type(error), error, None)
+
+    def _end_with_process(self) -> None:
+        """End recording when the process exits, with the exception that ends the process if there is one."""
+        self.end(getattr(sys, "last_value", None))
 
 
 def install(distributed: ModuleType) -> None:

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from ddpprof.errors import CannotRecord
-from ddpprof.model.compilation import Compilation, CompileOrder, OptimizeDdp
+from ddpprof.model.ddp_module import Compilation, CompileOrder, OptimizeDdp
 from ddpprof.record.settings import Settings
 
 _CALLER = "_TorchDynamoContext.__call__.<locals>."

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpprof.linux_files import cpu_quota
 from ddpprof.model import DETAILED_MODES, DataParallelModule, Forward, RecordedStep, RpcCall, StepMode
 from ddpprof.model.backends import standard_name
-from ddpprof.model.compilation import CompileOrder
+from ddpprof.model.ddp_module import CompileOrder
 from ddpprof.model.links import LinkFacts
 from ddpprof.record import consistency
 from ddpprof.record.compilation import compilation, count_graphs, has_compiled, order_of

@@ -16,8 +16,8 @@ from ddpprof.model import UNKNOWN, CollectiveKind, Step
 from ddpprof.model.backends import ON_HOST
 from ddpprof.model.tables import PluginCollective, PluginView
 from ddpprof.report.topics import RankSummary
-from ddpprof.topics.collectives.matching import MatchedCollectives, RankCollectives, match_collectives
-from ddpprof.topics.collectives.table import sizes_of_rows
+from ddpprof.topics.collective_matching import MatchedCollectives, RankCollectives, match_collectives
+from ddpprof.topics.collectives import sizes_of_rows
 from ddpprof.topics.ranks.across import ACROSS
 from ddpprof.topics.steps.timeline import DrawnRank
 

@@ -21,15 +21,15 @@ from ddpprof.predict import AcceptedCaps, accepted_caps
 from ddpprof.statistics import mean_known, median_known
 from ddpprof.topics.attempts import AttemptSummary
 from ddpprof.topics.bound import Bound, BoundBy, WhatHelps, WouldHelp
-from ddpprof.topics.buckets.rows import BucketRow
+from ddpprof.topics.buckets.steps import BucketRow
 from ddpprof.topics.compiled_graphs import CompiledGraphs
-from ddpprof.topics.data_parallel import DataParallelReport
+from ddpprof.topics.devices import DataParallelReport
 from ddpprof.topics.failure import Failure
-from ddpprof.topics.horovod.view import HorovodSummary
+from ddpprof.topics.horovod import HorovodSummary
 from ddpprof.topics.kernels import KernelSummary
 from ddpprof.topics.link_limit import LinkLimit
 from ddpprof.topics.memory import RankMemory
-from ddpprof.topics.overlap_slowdown.view import OverlapSlowdownReport
+from ddpprof.topics.overlap_slowdown import OverlapSlowdownReport
 from ddpprof.topics.own_reduction import OwnReduction
 from ddpprof.topics.ranks.across import AcrossRanks
 from ddpprof.topics.rpc import RankRpc

@@ -32,15 +32,14 @@ from ddpprof.statistics import error_of_median, mean_known, median_known
 from ddpprof.statistics.paired_ratio import student_quantile
 from ddpprof.topics.attempts import summarise_attempts
 from ddpprof.topics.bound import find_bound
-from ddpprof.topics.buckets.rows import BucketRow, summarise_buckets
 from ddpprof.topics.buckets.rules import BUCKETS
-from ddpprof.topics.buckets.steps import BucketStep
+from ddpprof.topics.buckets.steps import BucketRow, BucketStep, summarise_buckets
 from ddpprof.topics.buckets.traced import NO_BUCKETS, RankBuckets, TracedBuckets, TracedPasses, trace_buckets
 from ddpprof.topics.devices import DEVICES, imbalance_ns
 from ddpprof.topics.facts import RankFacts
 from ddpprof.topics.failure import find_failure, rank_end
 from ddpprof.topics.host_threads import HOST_THREADS, cores_of_hosts, host_threads
-from ddpprof.topics.overlap_slowdown.view import OVERLAP_SLOWDOWN, OverlapSlowdownReport, slowdown_report
+from ddpprof.topics.overlap_slowdown import OVERLAP_SLOWDOWN, OverlapSlowdownReport, slowdown_report
 from ddpprof.topics.ranks.across import ACROSS, AcrossRanks, RecordedSteps, across_ranks
 from ddpprof.topics.ranks.rules import LATENESS, Lateness
 from ddpprof.topics.ranks.stragglers import Straggler

@@ -38,24 +38,22 @@ from ddpprof.topics.bound import BOUND
 from ddpprof.topics.buckets.rules import BUCKETS
 from ddpprof.topics.checkpoints import CHECKPOINTS
 from ddpprof.topics.compiled_graphs import COMPILED_GRAPHS
-from ddpprof.topics.data import DATA
-from ddpprof.topics.data_parallel import DATA_PARALLEL
-from ddpprof.topics.devices import DEVICES
+from ddpprof.topics.data import DATA, RANDOM_NUMBERS
+from ddpprof.topics.devices import DATA_PARALLEL, DEVICES
 from ddpprof.topics.facts import FACTS, RankFacts, RecordSummary
 from ddpprof.topics.failure import FAILURE
 from ddpprof.topics.hangs import HANGS
-from ddpprof.topics.horovod.view import HOROVOD
+from ddpprof.topics.horovod import HOROVOD
 from ddpprof.topics.host_threads import HOST_THREADS
 from ddpprof.topics.idle import IDLE
+from ddpprof.topics.kernel_slowdown import OverlapSlowdown, measure_slowdown, merge_slowdowns, thinned
 from ddpprof.topics.kernels import MOST_KERNELS, KernelSummary, summarise_kernels
 from ddpprof.topics.layer_collectives import LAYER_COLLECTIVES
 from ddpprof.topics.link_limit import LINK_LIMIT, NCCL_CHOICES
 from ddpprof.topics.losses import LOSSES
 from ddpprof.topics.memory import MEMORY
-from ddpprof.topics.overlap_slowdown.measure import OverlapSlowdown, measure_slowdown, merge_slowdowns, thinned
-from ddpprof.topics.overlap_slowdown.view import KERNELS, OVERLAP_SLOWDOWN
+from ddpprof.topics.overlap_slowdown import KERNELS, OVERLAP_SLOWDOWN
 from ddpprof.topics.own_reduction import OWN_REDUCTION
-from ddpprof.topics.random_numbers import RANDOM_NUMBERS
 from ddpprof.topics.ranks.across import ACROSS
 from ddpprof.topics.ranks.rules import LATENESS
 from ddpprof.topics.replicas import REPLICAS

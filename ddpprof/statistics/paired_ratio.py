@@ -1,4 +1,4 @@
-"""Estimate the ratio of the step times of two variants that are measured in alternating blocks.
+"""Estimate the ratio of the step times of two or more variants. For two that are measured in alternating blocks:
 
     ratio    = median over all pairs of (median of a's steps / median of b's steps)
     interval = 95 % confidence interval. With one pair per round: Student's t of the logarithms of the ratios. With
@@ -8,7 +8,7 @@
 
 A temporary slowdown of the machine affects both blocks of a pair, and cancels out in its ratio. Differences between
 starts of a process are included in the variation between rounds. (Davison and Hinkley, Bootstrap Methods and their
-Application, 3.8.)
+Application, 3.8.) If several variants run once in every round, `joint_ratios` compares all with one.
 """
 
 from __future__ import annotations
@@ -68,6 +68,36 @@ def paired_ratio(rounds: Sequence[Sequence[Pair]], comparisons: int = 1) -> Rati
     tail = (1 - CONFIDENCE) / 2 / comparisons
     low, high = _by_student(pairs, tail) if len(pairs) == len(rounds) else _by_bootstrap(rounds, ratio, tail)
     return Ratio(ratio, min(low, ratio), max(high, ratio), len(pairs))
+
+
+def joint_ratios(
+    one: Sequence[float], others: Sequence[Sequence[float]], comparisons: int | None = None
+) -> tuple[Ratio, ...]:
+    """Return the ratio of each of `others` to `one`. Each sequence has one step time per round, in which all ran once.
+
+        log step = round + variant + noise
+        ratio    = median over rounds of (step of the variant / step of the reference)
+        interval = simultaneous 95 % intervals: Student's t of the mean logarithm, with the residual noise of all
+                   variants, at 5 % divided by the number of ratios (Bonferroni)
+
+    The noise is estimated from all variants, because with few rounds the spread of a single variant may be small by
+    chance (Montgomery, Design and Analysis of Experiments, 4.1).
+
+    `comparisons`: number of simultaneous intervals; the number of `others` by default.
+    """
+    ratios = [median(a / b for a, b in zip(steps, one, strict=True)) for steps in others]
+    if len(one) < ENOUGH_ROUNDS:
+        return tuple(Ratio(ratio, None, None, len(one)) for ratio in ratios)
+    logs = np.log([one, *others])
+    noise = logs - logs.mean(axis=1, keepdims=True) - logs.mean(axis=0) + logs.mean()
+    degrees = len(others) * (len(one) - 1)
+    error = sqrt(2 * float((noise**2).sum()) / degrees / len(one))
+    half = student_quantile((1 - CONFIDENCE) / 2 / (comparisons or len(others)), degrees) * error
+    means = (logs.mean(axis=1)[1:] - logs.mean(axis=1)[0]).tolist()
+    return tuple(
+        Ratio(ratio, min(ratio, exp(mean - half)), max(ratio, exp(mean + half)), len(one))
+        for ratio, mean in zip(ratios, means, strict=True)
+    )
 
 
 def _by_student(pairs: Sequence[Pair], tail: float) -> tuple[float, float]:

@@ -20,8 +20,8 @@ from ddpprof.engine.numbers import DEVICE
 from ddpprof.engine.topic import ReportView, Topic, View, may_be_chance
 from ddpprof.layout import Line, Section, count, in_ms, megabytes, percent, range_in_ms
 from ddpprof.topics.accumulation import ACCUMULATION
-from ddpprof.topics.buckets.rows import BucketRow
 from ddpprof.topics.buckets.rules import BUCKETS
+from ddpprof.topics.buckets.steps import BucketRow
 from ddpprof.topics.failure import FAILURE
 from ddpprof.topics.ranks.across import ACROSS, AcrossRanks
 from ddpprof.topics.steps.view import steps_of

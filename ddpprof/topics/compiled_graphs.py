@@ -29,8 +29,7 @@ from ddpprof.engine.finding import (
 from ddpprof.engine.topic import ReportView, Topic, View
 from ddpprof.layout import Line, in_ms, ms
 from ddpprof.model import DdpModule, Rank, Record
-from ddpprof.model.compilation import CompileOrder, OptimizeDdp
-from ddpprof.model.ddp_module import DEFAULT_CAP_MIB, DEFAULT_FIRST_CAP_MIB, MIB
+from ddpprof.model.ddp_module import DEFAULT_CAP_MIB, DEFAULT_FIRST_CAP_MIB, MIB, CompileOrder, OptimizeDdp
 from ddpprof.topics.buckets.rules import BUCKETS
 from ddpprof.topics.buckets.steps import pass_fits
 

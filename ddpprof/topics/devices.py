@@ -1,18 +1,30 @@
-"""Measure how long each accelerator of a process computes, communicates and copies, per step."""
+r"""Measure how long each of several devices of a process works per step, and the transfers of ``nn.DataParallel``.
+
+    replicate   copies the parameters to every device, in each forward
+    scatter     splits the batch among the devices; in the backward pass, the gradients of the output
+    gather      copies the output to one device
+    reduce      sums the gradients of all devices on the first device
+
+The time of a phase is the length of the union, over all devices, of the communication and copies that it launched.
+
+    exposed = |transfers of all phases \ compute on any device|
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, fields
+from functools import reduce
 from statistics import mean, median
 
 import numpy as np
 
 from ddpprof.engine.finding import Finding, only_known
-from ddpprof.engine.topic import Topic, View
-from ddpprof.intervals import Spans, merge, union_of
-from ddpprof.layout import in_ms
-from ddpprof.model import UNKNOWN, Collectives, Int32Column, Trace, Work
+from ddpprof.engine.topic import ReportView, Topic, View
+from ddpprof.intervals import Spans, merge, subtract, union_of
+from ddpprof.layout import Column, Line, Section, Table, clean, count, in_ms, megabytes, ms
+from ddpprof.model import UNKNOWN, Collectives, DataParallelModule, Int32Column, Mark, Rank, Trace, Work
+from ddpprof.topics.steps.overlap import spans_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +108,159 @@ def device_imbalance(loads: Sequence[DeviceLoad], view: View) -> Iterator[Findin
 
 DEVICES: Topic[None, tuple[DeviceLoad, ...]] = Topic("devices", rules=(device_imbalance,))
 """device loads of the rank whose devices differ most"""
+
+
+@dataclass(frozen=True, slots=True)
+class DataParallelStep:
+    """One step of one process, or the medians over steps."""
+
+    num_forwards: int
+    replicate_ns: int
+    scatter_ns: int
+    gather_ns: int
+    reduce_ns: int
+    exposed_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class DataParallelReport:
+    """Work of ``nn.DataParallel`` in one process; times are medians over steps, in ns per step."""
+
+    rank: int
+    modules: tuple[DataParallelModule, ...]
+    """empty if ddpprof did not record the job"""
+    step: DataParallelStep | None
+
+
+def data_parallel_of_rank(rank: Rank, steps: Sequence[int], _modules: object = ()) -> DataParallelReport | None:
+    """Measure the rank in the steps with these indices; ``None`` if it has no ``DataParallel`` module."""
+    modules = rank.record.data_parallel if rank.record is not None else ()
+    trace = rank.trace
+    measured = None if trace is None else median_data_parallel([measure_data_parallel(trace, step) for step in steps])
+    return DataParallelReport(rank.rank, modules, measured) if modules or measured is not None else None
+
+
+_PARTS = (Mark.REPLICATE, Mark.SCATTER, Mark.GATHER, Mark.REDUCE_GRADIENTS)
+
+
+def measure_data_parallel(trace: Trace, step: int) -> DataParallelStep | None:
+    """Return the measures of one step, or ``None`` if it has no ``DataParallel.forward``."""
+    host = trace.host_spans
+    forwards = np.flatnonzero((host.mark == Mark.DATA_PARALLEL) & (host.step == step))
+    if not len(forwards):
+        return None
+    parts = [_launched_in(trace, step, mark) for mark in _PARTS]
+    exposed = subtract(reduce(merge, parts), spans_of(trace.compute, step))
+    replicate, scatter, gather, reduction = (part.total_ns for part in parts)
+    return DataParallelStep(len(forwards), replicate, scatter, gather, reduction, exposed.total_ns)
+
+
+def _launched_in(trace: Trace, step: int, mark: Mark) -> Spans:
+    """Return the communication and copies that the host launched within spans of `mark`."""
+    host = trace.host_spans
+    rows = np.flatnonzero((host.mark == mark) & (host.step == step))
+    inside = union_of(host, rows)
+    spans = []
+    for table in (trace.collectives, trace.copies):
+        known = (table.step == step) & (table.launched_ns != UNKNOWN)
+        chosen = np.flatnonzero(known & inside.contains(table.launched_ns))
+        spans.append(union_of(table, chosen))
+    return merge(*spans)
+
+
+def median_data_parallel(steps: Sequence[DataParallelStep | None]) -> DataParallelStep | None:
+    """Return the median of each column; ``None`` if no step has a ``DataParallel.forward``."""
+    known = [step for step in steps if step is not None]
+    if not known:
+        return None
+    return DataParallelStep(
+        *(round(median(getattr(step, column.name) for step in known)) for column in fields(DataParallelStep))
+    )
+
+
+def data_parallel(found: DataParallelReport, view: View) -> Iterator[Finding]:
+    """Report ``nn.DataParallel`` used instead of DDP."""
+    step, loads = found.step, view[DEVICES] or ()
+    of_modules = [len(module.device_ids) for module in found.modules]
+    devices = len(loads) or max(of_modules, default=0)
+    if devices < 2:
+        if of_modules and view.step_ns:
+            yield _on_one_device(max(of_modules))
+        return
+    evidence = f"one process drives {devices} devices, and its threads compete for Python's global interpreter lock"
+    gain = None
+    if step is not None:
+        evidence += (
+            f"; per step it copies parameters ({in_ms(step.replicate_ns)}) and batches ({in_ms(step.scatter_ns)}) to "
+            f"them, and outputs ({in_ms(step.gather_ns)}) and gradients ({in_ms(step.reduce_ns)}) back; "
+            f"{in_ms(step.exposed_ns)} of that is exposed"
+        )
+        gain = step.exposed_ns + imbalance_ns(loads)
+    if loads:
+        busiest = max(loads, key=lambda load: load.compute_ns)
+        evidence += (
+            f"; device {busiest.device} spends {in_ms(imbalance_ns(loads))} more on computation than the average device"
+        )
+    yield Finding(
+        "data-parallel",
+        f"nn.DataParallel drives {devices} devices from one process",
+        evidence,
+        "Use DistributedDataParallel with one process per device: torchrun --nproc-per-node N, init_process_group, "
+        "DistributedSampler. It copies the model once, and reduces gradients during the backward pass.",
+        gain,
+        numbers=only_known(num_devices=devices, exposed_ns=step.exposed_ns if step is not None else None),
+    )
+
+
+def _on_one_device(devices: int) -> Finding:
+    where = "no accelerator" if devices == 0 else "a single device"
+    return Finding(
+        "data-parallel-on-one-device",
+        f"nn.DataParallel has {where} to use",
+        "with a single device, it only calls the wrapped module",
+        "Use the module itself, or DistributedDataParallel for several devices or processes.",
+        None,
+        numbers=only_known(num_devices=devices),
+    )
+
+
+def data_parallel_lines(found: DataParallelReport, _report: ReportView) -> Iterable[Section]:
+    for module in found.modules:
+        yield Line(_module(module))
+
+
+def data_parallel_table(found: DataParallelReport, _report: ReportView) -> Iterable[Section]:
+    step = found.step
+    if step is None or not any((step.replicate_ns, step.scatter_ns, step.gather_ns, step.reduce_ns)):
+        return
+    values = (step.replicate_ns, step.scatter_ns, step.gather_ns, step.reduce_ns, step.exposed_ns)
+    yield Table(
+        "DataParallel data transfers between devices, ms per step (medians)",
+        tuple(map(Column, ("forwards", "replicate", "scatter", "gather", "reduce", "exposed"))),
+        ((str(step.num_forwards), *map(ms, values)),),
+        "replicate: parameters to every device; scatter: the batch, and gradients of the output; gather: the output to "
+        "one device; reduce: gradients; exposed: while no device computes",
+    )
+
+
+def _module(module: DataParallelModule) -> str:
+    devices = count(len(module.device_ids), "device") if module.device_ids else "no accelerator"
+    size = f"{count(module.num_parameters, 'parameter tensor')}, {megabytes(module.parameter_bytes)} MB"
+    return f"DataParallel of {clean(module.name, most=80)} on {devices}: {size}"
+
+
+DATA_PARALLEL: Topic[DataParallelReport, DataParallelReport] = Topic(
+    name="data_parallel",
+    sections={"job": data_parallel_lines, "step": data_parallel_table},
+    rules=(data_parallel,),
+    advice={
+        "device-imbalance": "That device also computes the loss of the whole batch. Have the wrapped module return "
+        "the loss, so that every device computes the loss of its own part of the batch.",
+        "memory-imbalance": "DataParallel gathers outputs on one device and keeps the optimizer's state there: use "
+        "DistributedDataParallel.",
+    },
+    of_rank=data_parallel_of_rank,
+    # There is one rank, unless each host runs its own job.
+    rank_type=DataParallelReport,
+    of_ranks=lambda ranks: ranks[0],
+)

@@ -25,7 +25,7 @@ from ddpprof.model import CollectiveKind, DdpModule, Rank, Record
 from ddpprof.model.backends import ON_HOST
 from ddpprof.model.json_files import NetBench
 from ddpprof.model.links import InfinibandPort, LinkFacts, NcclChoices, PcieLink, common_interfaces
-from ddpprof.topics.collectives.table import CollectiveSummary, measure_link, power_of_two
+from ddpprof.topics.collectives import CollectiveSummary, measure_link, power_of_two
 from ddpprof.topics.ranks.across import ACROSS
 from ddpprof.words import listed
 

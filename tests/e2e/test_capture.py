@@ -19,10 +19,10 @@ from processes import started, wait_until
 from watched_jobs import NEEDS_SHARED_MEMORY, TWO, is_training
 
 from ddpprof import rundir
+from ddpprof.cli.capture import ask
 from ddpprof.model.json_files import CaptureRequest
 from ddpprof.model.pulse import StepFlag
 from ddpprof.monitor.pulse_files import read_pulse
-from ddpprof.monitor.requests import ask
 
 Report = Callable[[str], dict[str, Any]]
 

@@ -11,7 +11,7 @@ import pytest
 from jobs import DDPPROF, Run, environment
 from processes import children, started, wait_until
 
-from ddpprof.doctor.examination import NAMES
+from ddpprof.doctor import NAMES
 
 pytestmark = pytest.mark.e2e
 

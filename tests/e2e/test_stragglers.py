@@ -14,7 +14,7 @@ import pytest
 from jobs import Run, on_ranks, script
 
 from ddpprof.load.run import load_run
-from ddpprof.topics.collectives.matching import match_collectives, rank_collectives
+from ddpprof.topics.collective_matching import match_collectives, rank_collectives
 from ddpprof.topics.ranks.clock import find_common_clock
 
 Report = Callable[[str], dict[str, Any]]

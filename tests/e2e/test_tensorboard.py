@@ -35,7 +35,7 @@ def processes_of(folder: Path) -> set[int]:
             continue
         if state != "Z":  # ended, and nobody has asked how
             found[int(process.name)] = int(session)
-            if "tensorboard_server" in command and str(folder) in command:
+            if "ddpprof.cli.tensorboard" in command and str(folder) in command:
                 sessions.add(int(session))
     return {process for process, session in found.items() if session in sessions}
 

@@ -17,8 +17,8 @@ from reports import HOSTILE
 from tensorboards import GLOO_2, NCCL, ROOT, Server, read, serving
 
 from ddpprof.intervals import union
-from ddpprof.topics.collectives.matching import match_collectives, rank_collectives
-from ddpprof.topics.ranks.arrivals import measure_arrivals
+from ddpprof.topics.collective_matching import match_collectives, rank_collectives
+from ddpprof.topics.ranks.own_time import measure_arrivals
 
 if TYPE_CHECKING:
     from browser import Tab

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpprof.doctor import Context, Setup, setups
+from ddpprof.doctor.checks import Context, Setup, setups
 from ddpprof.doctor.installation import SCRIPTS, Trained, run_script
 
 Train = Callable[..., Trained]

@@ -11,7 +11,7 @@ from statistics import median
 
 import pytest
 
-from ddpprof.doctor import Context, Setup
+from ddpprof.doctor.checks import Context, Setup
 from ddpprof.doctor.installation import Trained, ddpprof_command, run_command, trace_command
 from ddpprof.load.run import load_run
 from ddpprof.report.build import build_report

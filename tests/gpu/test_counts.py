@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ddpprof.doctor import Setup
+from ddpprof.doctor.checks import Setup
 from ddpprof.doctor.installation import Trained
 from ddpprof.load.run import load_run
 from ddpprof.model import Record

@@ -15,7 +15,7 @@ from subprocess import DEVNULL, STDOUT
 import pytest
 
 from ddpprof.child_processes import descendants, kill_descendants
-from ddpprof.doctor import Context
+from ddpprof.doctor.checks import Context
 from ddpprof.doctor.installation import job_environment, trace_command
 from ddpprof.linux_files import stat_of
 

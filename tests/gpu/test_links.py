@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddpprof.doctor import Setup
+from ddpprof.doctor.checks import Setup
 from ddpprof.doctor.installation import Trained
 from ddpprof.load.run import load_run
 from ddpprof.model.links import LinkFacts, NcclChoices

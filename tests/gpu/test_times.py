@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from bootstraps import bootstrap_interval
 
-from ddpprof.doctor import Context, Setup
+from ddpprof.doctor.checks import Context, Setup
 from ddpprof.doctor.installation import Trained, ddpprof_command, run_command
 from ddpprof.load.run import load_run
 from ddpprof.report import Report

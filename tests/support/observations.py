@@ -10,18 +10,16 @@ from ddpprof.engine.topic import View
 from ddpprof.model import DdpModule, Loader
 from ddpprof.report.topics import find_all
 from ddpprof.topics.accumulation import ACCUMULATION
-from ddpprof.topics.buckets.rows import BucketRow
 from ddpprof.topics.buckets.rules import BUCKETS
+from ddpprof.topics.buckets.steps import BucketRow
 from ddpprof.topics.checkpoints import CHECKPOINTS
-from ddpprof.topics.data import DATA, DataLoading
-from ddpprof.topics.data_parallel import DataParallelStep
-from ddpprof.topics.devices import DEVICES
+from ddpprof.topics.data import DATA, RANDOM_NUMBERS, DataLoading
+from ddpprof.topics.devices import DEVICES, DataParallelStep
 from ddpprof.topics.hangs import HANGS, HangRisks
 from ddpprof.topics.host_threads import HOST_THREADS, HostThreads
 from ddpprof.topics.idle import IDLE
 from ddpprof.topics.losses import LOSSES
-from ddpprof.topics.overlap_slowdown.view import OVERLAP_SLOWDOWN, OverlapSlowdownReport
-from ddpprof.topics.random_numbers import RANDOM_NUMBERS
+from ddpprof.topics.overlap_slowdown import OVERLAP_SLOWDOWN, OverlapSlowdownReport
 from ddpprof.topics.ranks.rules import LATENESS, Lateness
 from ddpprof.topics.replicas import REPLICAS, Replicas
 from ddpprof.topics.unused_parameters import UNUSED_PARAMETERS

@@ -8,7 +8,7 @@ import numpy as np
 from tables import ints
 
 from ddpprof.model import NO_STEP, UNKNOWN, CollectiveKind, Collectives, Phase, ProcessGroup, Step, Trace
-from ddpprof.topics.collectives.matching import RankCollectives
+from ddpprof.topics.collective_matching import RankCollectives
 from ddpprof.topics.ranks.own_time import StepProgress
 
 WORLD = ProcessGroup("0")

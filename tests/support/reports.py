@@ -11,24 +11,23 @@ from ddpprof.render.html.result_pages import result_page
 from ddpprof.render.json_documents import ComparisonFile
 from ddpprof.render.sections.comparison import comparison_sections
 from ddpprof.report import Job, LightStepReport, Module, RankReport, Report, StepReport
-from ddpprof.topics.buckets.rows import BucketRow
-from ddpprof.topics.collectives.table import CollectiveSummary
-from ddpprof.topics.data_parallel import DataParallelReport, DataParallelStep
-from ddpprof.topics.devices import DeviceLoad
+from ddpprof.topics.buckets.steps import BucketRow
+from ddpprof.topics.collectives import CollectiveSummary
+from ddpprof.topics.devices import DataParallelReport, DataParallelStep, DeviceLoad
 from ddpprof.topics.idle import Idle
 from ddpprof.topics.kernels import KernelSummary
 from ddpprof.topics.memory import DeviceUse, RankMemory
-from ddpprof.topics.overlap_slowdown.view import OverlapSlowdownReport, SlowedKernel
+from ddpprof.topics.overlap_slowdown import OverlapSlowdownReport, SlowedKernel
 from ddpprof.topics.ranks.across import AcrossRanks, LateGradients
-from ddpprof.topics.ranks.arrivals import RankWaiting
 from ddpprof.topics.ranks.clock import CommonClock, HostClock, RankClock
+from ddpprof.topics.ranks.own_time import RankWaiting
 from ddpprof.topics.ranks.stragglers import LateGradient, OwnTimePart, RankLateness, Straggler, Stragglers
-from ddpprof.topics.recording_cost import RecordingCost
 from ddpprof.topics.rpc import RankRpc, RpcCalls
 from ddpprof.topics.script_collectives import OutsideCalls, Place, Purpose
 from ddpprof.topics.steps.breakdown import Breakdown, RecordedBreakdown
+from ddpprof.topics.steps.measure import RecordingCost
 from ddpprof.topics.steps.overlap import Overlap
-from ddpprof.topics.steps.wrapper_cost import WrapperCost
+from ddpprof.topics.wrapper import WrapperCost
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 US = 1000

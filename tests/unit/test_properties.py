@@ -18,10 +18,10 @@ from ddpprof.render.sections import sections
 from ddpprof.render.terminal import render_terminal
 from ddpprof.report.build import build_report
 from ddpprof.topics.buckets.traced import find_passes, trace_buckets
+from ddpprof.topics.kernel_slowdown import measure_slowdown
 from ddpprof.topics.kernels import summarise_kernels
-from ddpprof.topics.overlap_slowdown.measure import measure_slowdown
 from ddpprof.topics.steps.overlap import measure_overlap, measure_trailing, spans_of
-from ddpprof.topics.steps.wrapper_cost import measure_wrapper_cost
+from ddpprof.topics.wrapper import measure_wrapper_cost
 
 pytestmark = pytest.mark.filterwarnings("error")
 settings.register_profile("files", deadline=None, max_examples=40)

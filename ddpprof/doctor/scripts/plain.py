@@ -1,14 +1,77 @@
 """Train a small model. Print a hash of its parameters, and how the process group and the devices were used.
 
-The script never calls ``torch.cuda.set_device``, so it creates no contexts on the devices of other ranks itself.
+The script starts its ranks, or is started by torchrun. It never calls ``torch.cuda.set_device``, so it creates no
+contexts on the devices of other ranks itself. The scripts in tests/gpu/ import how it starts ranks.
 """
 
+import argparse
 import hashlib
+import json
+import os
+import sys
+import tempfile
+from datetime import timedelta
 
-import ranks
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+PATIENCE = timedelta(seconds=60)
+"""timeout of every collective"""
+
+
+def parser():
+    made = argparse.ArgumentParser()
+    made.add_argument("--ranks", type=int, default=2)
+    made.add_argument("--backend", default="gloo")
+    made.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    made.add_argument("--steps", type=int, default=30)
+    return made
+
+
+def run(train, options):
+    """Call ``train(rank, device, options)`` in every rank."""
+    if "RANK" in os.environ:
+        _be_rank(int(os.environ["RANK"]), train, options, "env://")
+        return
+    if options.device == "cpu":
+        import torch._dynamo  # imported by optimizers, which takes seconds; import it once, before forking
+    # CUDA does not work in forked processes.
+    start = torch.multiprocessing.get_context("fork" if options.device == "cpu" else "spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (train, options, f"file://{folder}/store")
+        ranks = [start.Process(target=_be_rank, args=(rank, *arguments)) for rank in range(options.ranks)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+    sys.exit(max(abs(rank.exitcode or 0) for rank in ranks))
+
+
+def _be_rank(rank, train, options, where):
+    torch.set_num_threads(1)
+    device = torch.device("cpu")
+    if options.device == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count())
+    dist.init_process_group(options.backend, init_method=where, rank=rank, world_size=options.ranks, timeout=PATIENCE)
+    torch.manual_seed(7)
+    train(rank, device, options)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    dist.destroy_process_group()
+
+
+def wrap(module, device, **settings):
+    ids = None if device.type == "cpu" else [device.index]
+    return DistributedDataParallel(module.to(device), device_ids=ids, **settings)
+
+
+def tell(rank, **facts):
+    """Print the facts as one line of JSON, on rank 0 only."""
+    if rank == 0:
+        print(json.dumps(facts), flush=True)
+
 
 SYNCHRONISES = [(torch.cuda, "synchronize"), (torch.accelerator, "synchronize")]
 
@@ -30,7 +93,7 @@ def count_synchronising_calls():
 def train(rank, device, options):
     calls = count_synchronising_calls()
     in_window = 0
-    model = ranks.wrap(nn.Sequential(nn.Linear(64, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 1)), device)
+    model = wrap(nn.Sequential(nn.Linear(64, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 1)), device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     torch.manual_seed(7 + rank)
     for step in range(options.steps):
@@ -51,17 +114,17 @@ def train(rank, device, options):
     collectives = dist.group.WORLD._get_sequence_number_for_group()
     everyones = [None] * dist.get_world_size()
     dist.all_gather_object(everyones, mine)
-    ranks.tell(
+    tell(
         rank,
         parameters=digest.hexdigest(),
         collectives=collectives,
         synchronising_calls=len(calls) - in_window,
         foreign_contexts=sorted({i for one in everyones for i in one["contexts"]}),
-        patience_s=ranks.PATIENCE.total_seconds(),
+        patience_s=PATIENCE.total_seconds(),
     )
 
 
 if __name__ == "__main__":
-    parser = ranks.parser()
-    parser.add_argument("--window", type=int, default=0, help="do not count calls in the first N steps")
-    ranks.run(train, parser.parse_args())
+    options = parser()
+    options.add_argument("--window", type=int, default=0, help="do not count calls in the first N steps")
+    run(train, options.parse_args())

@@ -40,7 +40,7 @@ from ddpprof.load.file_bytes import (
 from ddpprof.load.kineto.collect import Collector
 from ddpprof.load.kineto.columns import Collected
 from ddpprof.load.kineto.events import decode_entries, span_type
-from ddpprof.load.lenient_json import NeedsExactTimesError, Text, TimeOutOfRangeError, decode_repaired
+from ddpprof.load.lenient_json import NeedsExactTimesError, Text, TimeOutOfRangeError
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BLANKS = b" \t\r\n"
@@ -190,7 +190,7 @@ class EventReader:
 
     def _add(self, array: Text, has_dummy: bool) -> None:
         span = span_type(exact=self._is_exact, with_arguments=self.collector.has_shapes)
-        entries = decode_repaired(lambda text: decode_entries(text, span), array)
+        entries = decode_entries(array, span)
         if has_dummy:
             entries.pop()
         self.collector.add(entries, span)

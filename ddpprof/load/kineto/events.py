@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from math import prod
 from typing import Any, TypeVar, Union, cast
 
 import msgspec
 
 from ddpprof.load.classify import Family, Identity, Role, collective_kind, element_bytes, family
-from ddpprof.load.lenient_json import Text, as_int, decode_or_none, repair_json
+from ddpprof.load.lenient_json import Text, as_int, decode_or_none, decode_repaired, repair_json
 from ddpprof.model import UNKNOWN, CollectiveKind, ProcessGroup
 
 NULL = msgspec.Raw(b"null")
@@ -318,7 +319,11 @@ def is_exact(span: SpanType) -> bool:
 
 
 def decode_entries(text: Text, span: SpanType) -> Entries:
-    """Return the events of an array. Raises ``msgspec.MsgspecError``."""
+    """Return the events of an array, which is repaired if it is not valid JSON. Raises ``msgspec.MsgspecError``."""
+    return decode_repaired(partial(_entries, span), text)
+
+
+def _entries(span: SpanType, text: Text) -> Entries:
     try:
         return _TAGGED[span](text)
     except msgspec.ValidationError:

@@ -36,10 +36,10 @@ from ddpprof.model.whole_run import CurvePoint, WholeRun
 from ddpprof.render.glossary import find_term
 from ddpprof.render.html import data_element, term_id
 from ddpprof.report import Report
-from ddpprof.topics.buckets.rows import BucketRow
-from ddpprof.topics.collectives.table import CollectiveSummary, power_of_two
+from ddpprof.topics.buckets.steps import BucketRow
+from ddpprof.topics.collectives import CollectiveSummary, power_of_two
 from ddpprof.topics.kernels import kernel_name
-from ddpprof.topics.overlap_slowdown.view import SlowedKernel
+from ddpprof.topics.overlap_slowdown import SlowedKernel
 from ddpprof.topics.steps.view import of_device, parts_of_ranks, typical_step
 
 _BAR, _AROUND = 30, 66

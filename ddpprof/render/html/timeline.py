@@ -80,7 +80,7 @@ def timeline_data(timeline: Timeline, first_step: int, hosts: Mapping[int, str |
             rest.append(drawn)
             num_in_rest += len(drawn)
             if num_in_rest > _MOST_KEPT:
-                rest = _coarsened(rest, MAX_SPANS)
+                rest = _coarsened(rest)
                 num_in_rest = sum(map(len, rest))
     if not now and not rest:
         return None
@@ -88,7 +88,7 @@ def timeline_data(timeline: Timeline, first_step: int, hosts: Mapping[int, str |
     for one in (*now, *rest):
         began[one.step] = min(one.start_ns, began.get(one.step, one.start_ns))
     steps: dict[int, dict[str, Any]] = {}
-    for one in (*_coarsened(now, MAX_SPANS), *_coarsened(rest, MAX_SPANS)):
+    for one in (*_coarsened(now), *_coarsened(rest)):
         begun = began[one.step]
         steps.setdefault(one.step, {"ranks": {}})["ranks"][one.rank] = {
             "start": one.start_ns - begun,
@@ -113,10 +113,10 @@ def _about(rank: RankTimeline, host: str | None) -> dict[str, Any]:
     }
 
 
-def _coarsened(drawn: Sequence[_Drawn], most: int) -> list[_Drawn]:
-    """Return the steps with spans merged so that there are at most `most` in total."""
+def _coarsened(drawn: Sequence[_Drawn]) -> list[_Drawn]:
+    """Return the steps with spans merged so that there are at most `MAX_SPANS` in total."""
     lanes = [one for each in drawn for one in each.lanes.values()]
-    grain_ns = grain_for(lanes, most, max((one.end_ns - one.start_ns for one in drawn), default=1))
+    grain_ns = grain_for(lanes, MAX_SPANS, max((one.end_ns - one.start_ns for one in drawn), default=1))
     return [replace(one, lanes={name: coarsen(fine, grain_ns) for name, fine in one.lanes.items()}) for one in drawn]
 
 

@@ -9,7 +9,7 @@ from ddpprof.comparison.gate import ConditionVerdict, GateResult
 from ddpprof.comparison.repeated import RepeatedReport
 from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, columns, count, megabytes, ms
 from ddpprof.statistics.between_runs import CONFIDENCE, MOST_RUNS
-from ddpprof.topics.buckets.rows import BucketRow
+from ddpprof.topics.buckets.steps import BucketRow
 from ddpprof.topics.kernels import kernel_name
 
 _MAX_BUCKETS = 24

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import isinf
 
-from ddpprof.experiments.loss_match import LossMatch, Match
 from ddpprof.experiments.overhead import OverheadReport
 from ddpprof.experiments.results import ExperimentReport
 from ddpprof.experiments.scaling import ScalePoint, Scaling, ScalingReport
 from ddpprof.experiments.sweep import SweepCrossover, SweepPoint, SweepReport
+from ddpprof.experiments.trials import LossMatch, Match
 from ddpprof.experiments.trying import Promise, TriedPromise, TryReport
 from ddpprof.experiments.tuning import Fate, TriedSetting, TuneReport
 from ddpprof.layout import (

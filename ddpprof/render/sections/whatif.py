@@ -26,7 +26,7 @@ from ddpprof.layout import (
 from ddpprof.model.backends import sends_unchanged
 from ddpprof.model.json_files import NetBench
 from ddpprof.report.whatif import PredictedSetting, WhatIf
-from ddpprof.topics.collectives.table import is_disturbed, measure_link
+from ddpprof.topics.collectives import is_disturbed, measure_link
 from ddpprof.topics.link_limit import reached_by_netbench
 
 _NS_WITH_TENTHS = 1_000_000

@@ -28,7 +28,7 @@ from ddpprof.layout import in_ms
 from ddpprof.model import DdpModule
 from ddpprof.model.backends import Compression, backend_of
 from ddpprof.model.ddp_module import DEFAULT_CAP_MIB, DEFAULT_FIRST_CAP_MIB, MIB, Caps, buckets_under, is_rebuilt
-from ddpprof.topics.buckets.rows import BucketRow
+from ddpprof.topics.buckets.steps import BucketRow
 from ddpprof.topics.buckets.traced import RankBuckets, buckets_of_rank
 from ddpprof.topics.buckets.view import BUCKET_TABLE, bucket_tables
 
@@ -431,7 +431,7 @@ def advised_buckets(predictions: Predictions, module: DdpModule, buckets: Sequen
 
 BUCKETS: Topic[RankBuckets, tuple[BucketRow, ...]] = Topic(
     "buckets",
-    of_rank=lambda rank, _steps, modules: buckets_of_rank(rank, modules),
+    of_rank=buckets_of_rank,
     rank_type=RankBuckets,
     rules=(
         trailing_communication,

@@ -21,8 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof.model import UNKNOWN, DdpModule, Int64Column, Mark, Rank, Trace
-from ddpprof.topics.buckets.rows import BucketRow, summarise_times
-from ddpprof.topics.buckets.steps import BucketStep, bucket_steps, gradient_all_reduces, reduces_without_ddp
+from ddpprof.topics.buckets.steps import (
+    BucketRow,
+    BucketStep,
+    bucket_steps,
+    gradient_all_reduces,
+    reduces_without_ddp,
+    summarise_times,
+)
 from ddpprof.topics.steps.breakdown import is_whole_step, step_window
 from ddpprof.topics.steps.overlap import BackwardCompute, backward_passes
 
@@ -126,7 +132,7 @@ class RankBuckets:
     """``None`` without a trace"""
 
 
-def buckets_of_rank(rank: Rank, modules: Sequence[DdpModule]) -> RankBuckets:
+def buckets_of_rank(rank: Rank, _steps: Sequence[int], modules: Sequence[DdpModule]) -> RankBuckets:
     return RankBuckets(tuple(bucket_steps(rank, modules)), find_passes(rank.trace) if rank.trace is not None else None)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ddpprof.engine.topic import ReportView, TableSchema
 from ddpprof.layout import ABSENT, Section, Table, clean, columns, cut_off, megabytes, ms, notes, optional
-from ddpprof.topics.buckets.rows import BucketRow
+from ddpprof.topics.buckets.steps import BucketRow
 from ddpprof.topics.own_reduction import OWN_REDUCTION
 from ddpprof.topics.steps.view import steps_of
 

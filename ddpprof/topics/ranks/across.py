@@ -30,11 +30,16 @@ from ddpprof.layout import (
 from ddpprof.model import DdpModule, Rank, RecordedStep
 from ddpprof.model.tables import rows_of
 from ddpprof.topics.buckets.steps import bucket_rows
-from ddpprof.topics.collectives.matching import RankCollectives, match_collectives, rank_collectives
-from ddpprof.topics.collectives.table import CollectiveSummary, collective_table, summarise_collectives
-from ddpprof.topics.ranks.arrivals import RankWaiting, measure_arrivals, summarise_waiting
+from ddpprof.topics.collective_matching import RankCollectives, match_collectives, rank_collectives
+from ddpprof.topics.collectives import CollectiveSummary, collective_table, summarise_collectives
 from ddpprof.topics.ranks.clock import CommonClock, HostClock, find_common_clock
-from ddpprof.topics.ranks.own_time import StepProgress, progress_of_rank
+from ddpprof.topics.ranks.own_time import (
+    RankWaiting,
+    StepProgress,
+    measure_arrivals,
+    progress_of_rank,
+    summarise_waiting,
+)
 from ddpprof.topics.ranks.stragglers import (
     LateGradient,
     OwnTimePart,

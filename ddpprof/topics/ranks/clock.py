@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof.model import UNKNOWN, CollectiveKind, Int64Column
-from ddpprof.topics.collectives.matching import MatchedCollectives, RankCollectives
+from ddpprof.topics.collective_matching import MatchedCollectives, RankCollectives
 
 ALL_DEPEND_ON_ALL = (
     CollectiveKind.ALL_REDUCE,

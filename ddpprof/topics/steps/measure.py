@@ -1,4 +1,4 @@
-"""Measures of the steps of one rank, from its trace and its record.
+"""Measures of the steps of one rank, from its trace and its record, what recording them cost, and tables of them.
 
 `TorchTimes` compares the times with the times that DDP itself measures (`_get_ddp_logging_data()`). DDP defines them
 differently, so `TorchTimes` contains them by DDP's definitions, computed from ddpprof's events:
@@ -12,20 +12,27 @@ differently, so `TorchTimes` contains them by DDP's definitions, computed from d
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
+from math import exp, log
+from statistics import median
 from typing import Annotated
 
 from ddpprof.engine.numbers import DEVICE, HOST, Number, Part
-from ddpprof.model import DdpModule, Mark, Rank, RecordedStep, Trace
+from ddpprof.engine.topic import ReportView, TableSchema
+from ddpprof.model import DdpModule, Mark, Rank, RecordedStep, StepMode, Trace
 from ddpprof.model.record import TORCH_TIMES
+from ddpprof.statistics import median_known
 from ddpprof.topics.buckets.steps import BucketStep, measure_buckets
 from ddpprof.topics.devices import DeviceLoad, measure_devices, median_load
 from ddpprof.topics.idle import Gaps, Idle, find_gaps, measure_idle
-from ddpprof.topics.recording_cost import RecordingCost, measure_recording_cost
+from ddpprof.topics.memory import MEMORY, DeviceUse, RankMemory
+from ddpprof.topics.ranks.across import ACROSS
+from ddpprof.topics.ranks.own_time import RankWaiting
 from ddpprof.topics.steps.breakdown import Breakdown, RecordedBreakdown, measure_recorded_breakdown, split_step
 from ddpprof.topics.steps.overlap import Overlap, measure_overlap, measure_trailing
-from ddpprof.topics.steps.wrapper_cost import WrapperCost, measure_wrapper_cost
+from ddpprof.topics.wrapper import WrapperCost, measure_wrapper_cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +92,7 @@ class RankReport:
         return tuple(step for step in self.measured_steps if not usual_steps or step.step in usual_steps)
 
 
-def rank_report(rank: Rank, modules: Sequence[DdpModule]) -> RankReport:
+def rank_report(rank: Rank, _steps: Sequence[int], modules: Sequence[DdpModule]) -> RankReport:
     trace, record = rank.trace, rank.record
     steps = _step_reports(rank, modules)
     traced = {step.step for step in steps}
@@ -197,3 +204,154 @@ def _last_end(trace: Trace, number: int, mark: Mark, origin_ns: int, at_least: i
     if trace.epoch_ns is None or not len(ends):
         return at_least
     return max(at_least, int(ends.max()) + trace.epoch_ns - origin_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingCost:
+    """Recording overhead of one rank. Step times are medians in ns, or ``None`` without such steps."""
+
+    off_ns: Annotated[int | None, Number("median step with recording off")]
+    light_ns: Annotated[int | None, Number("median step with light recording")]
+    profiled_ns: Annotated[int | None, Number("median step under the profiler")]
+    light_ratio: Annotated[
+        float | None,
+        Number("duration of a light step divided by the duration of the adjacent unrecorded step, median over pairs"),
+    ]
+    num_pairs: int
+    spread: float | None
+    """spread of the off steps: (largest - smallest) / median"""
+    profiler_pause_ns: int | None
+    """time for which training paused to start the profiler and to write the trace"""
+
+    @property
+    def profiled_ratio(self) -> float | None:
+        return self.profiled_ns / self.off_ns if self.profiled_ns and self.off_ns else None
+
+    def is_noise(self, ratio: float) -> bool:
+        """Return whether this ratio may be due to chance, because unrecorded steps vary as much."""
+        return ratio < 1 or (self.spread is not None and abs(ratio - 1) < self.spread)
+
+
+def measure_recording_cost(steps: Sequence[RecordedStep], profiler_pause_ns: int | None) -> RecordingCost | None:
+    """Compare steps with recording off, with light recording, and with the profiler; ``None`` without recorded steps.
+
+        light ratio = median over pairs of consecutive steps of (light step / off step); for an even number of pairs,
+                      the geometric mean of the middle two
+
+    The off step comes first in half of the pairs (off light, off light, light off, light off), so that neither a slow
+    drift of the machine nor a script in which every second or fourth step is longer biases the ratio.
+    """
+    if not steps:
+        return None
+    durations = {
+        mode: [s.end_ns - s.start_ns for s in steps if s.mode is mode]
+        for mode in (StepMode.OFF, StepMode.LIGHT, StepMode.PROFILED)
+    }
+    ratios = _ratios_of_pairs(steps)
+    off_steps = durations[StepMode.OFF]
+    typical = median(off_steps) if len(off_steps) > 1 else 0
+    return RecordingCost(
+        off_ns=median_known(off_steps),
+        light_ns=median_known(durations[StepMode.LIGHT]),
+        profiled_ns=median_known(durations[StepMode.PROFILED]),
+        light_ratio=exp(median(map(log, ratios))) if ratios else None,
+        num_pairs=len(ratios),
+        spread=(max(off_steps) - min(off_steps)) / typical if typical else None,
+        profiler_pause_ns=profiler_pause_ns,
+    )
+
+
+def _ratios_of_pairs(steps: Sequence[RecordedStep]) -> list[float]:
+    """Return the duration ratio light / off of each pair of consecutive steps. No step belongs to two pairs."""
+    ratios, last = [], -1
+    for one, other in pairwise(steps):
+        took_ns = {step.mode: step.end_ns - step.start_ns for step in (one, other)}
+        is_pair = took_ns.keys() == {StepMode.OFF, StepMode.LIGHT} and other.number == one.number + 1
+        if is_pair and one.number > last and min(took_ns.values()) > 0:
+            ratios.append(took_ns[StepMode.LIGHT] / took_ns[StepMode.OFF])
+            last = other.number
+    return ratios
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    rank: Annotated[int, Number("rank in the job")]
+    host: Annotated[str | None, Number("name of the rank's host")]
+    is_usual: Annotated[bool, Number("whether the report's means include the step")]
+    step: Annotated[StepReport, Part()]
+
+
+@dataclass(frozen=True, slots=True)
+class _LightStep:
+    rank: Annotated[int, Number("rank in the job")]
+    host: Annotated[str | None, Number("name of the rank's host")]
+    step: Annotated[LightStepReport, Part()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    rank: Annotated[int, Number("rank in the job")]
+    host: Annotated[str | None, Number("name of the rank's host")]
+    ended: Annotated[str | None, Number("how the rank's training ended")]
+    num_steps: Annotated[int, Number("number of profiled steps")]
+    num_light_steps: Annotated[int, Number("number of steps without the profiler")]
+    whole: Annotated[Overlap | None, Part("whole_", "in the whole trace, including the time between steps")]
+    cost: Annotated[RecordingCost | None, Part("step_")]
+    waiting: Annotated[RankWaiting | None, Part()]
+    memory: Annotated[RankMemory | None, Part()]
+    device: Annotated[DeviceUse | None, Part("device_")]
+    """device on which the rank trains; ``None`` if unknown, or if it trains on several"""
+
+
+def _steps(ranks: Sequence[RankReport], report: ReportView) -> Iterator[_Step]:
+    for rank in ranks:
+        averaged = {step.step for step in rank.averaged(report.usual_steps)}
+        for step in rank.steps:
+            yield _Step(rank.rank, rank.host, step.step in averaged, step)
+
+
+def _light_steps(ranks: Sequence[RankReport], _report: ReportView) -> Iterator[_LightStep]:
+    return (_LightStep(rank.rank, rank.host, step) for rank in ranks for step in rank.light_steps)
+
+
+def _ranks(ranks: Sequence[RankReport], report: ReportView) -> Iterator[_Rank]:
+    across = report[ACROSS]
+    waiting = {one.rank: one for one in across.waiting} if across is not None else {}
+    memory = {one.rank: one for one in report[MEMORY] or ()}
+    for one in ranks:
+        yield _rank(one, waiting.get(one.rank), memory.get(one.rank))
+
+
+def _rank(one: RankReport, waiting: RankWaiting | None, memory: RankMemory | None) -> _Rank:
+    own = [device for device in memory.devices if device.is_own] if memory is not None else []
+    return _Rank(
+        rank=one.rank,
+        host=one.host,
+        ended=one.ended,
+        num_steps=len(one.steps),
+        num_light_steps=len(one.light_steps),
+        whole=one.whole,
+        cost=one.recording_cost,
+        waiting=waiting,
+        memory=memory,
+        device=own[0] if len(own) == 1 else None,
+    )
+
+
+STEP_TABLES: tuple[TableSchema[tuple[RankReport, ...]], ...] = (
+    TableSchema(
+        "steps",
+        "One row per rank and profiled step. On an accelerator, the `wrapper_` columns are host times for launching "
+        "work. All other times are device times for running it.",
+        _Step,
+        _steps,
+    ),
+    TableSchema(
+        "light_steps",
+        "One row per rank and step that ran without the profiler. All times are host times. Compare the modes `off` "
+        "and `light` to see what recording costs.",
+        _LightStep,
+        _light_steps,
+    ),
+    TableSchema("ranks", "One row per rank.", _Rank, _ranks),
+)

@@ -29,10 +29,8 @@ from ddpprof.layout import (
     percent,
 )
 from ddpprof.topics.ranks.across import ACROSS
-from ddpprof.topics.recording_cost import RecordingCost
 from ddpprof.topics.steps.breakdown import Breakdown
-from ddpprof.topics.steps.measure import RankReport, rank_report
-from ddpprof.topics.steps.tables import STEP_TABLES
+from ddpprof.topics.steps.measure import STEP_TABLES, RankReport, RecordingCost, rank_report
 from ddpprof.topics.whole_run import WHOLE_RUN
 
 RECORDED_PARTS = ("forward", "backward and comm", "optimizer", "data, other")
@@ -378,7 +376,7 @@ def _of_slowest_rank(report: ReportView) -> RecordingCost | None:
 
 STEPS: Topic[RankReport, tuple[RankReport, ...]] = Topic(
     name="ranks",
-    of_rank=lambda rank, _steps, modules: rank_report(rank, modules),
+    of_rank=rank_report,
     rank_type=RankReport,
     of_ranks=tuple,
     tables=STEP_TABLES,

@@ -12,15 +12,15 @@ from random_traces import Event
 from shared_decoding import SMALL, assert_same, kernels, ops, written
 
 from ddpprof.errors import BadTrace
+from ddpprof.load import kineto
 from ddpprof.load.file_bytes import Limits, telling
-from ddpprof.load.kineto import decode, read
-from ddpprof.load.kineto.read import read_trace
+from ddpprof.load.kineto import decode, read_trace
 
 
 @pytest.fixture
 def odd_groups_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process waits until another one has taken them: it would be through before that one has started."""
-    monkeypatch.setattr(read, "DIVISION", SMALL)
+    monkeypatch.setattr(kineto, "DIVISION", SMALL)
     monkeypatch.setattr(decode, "_takes", take_even)
 
 
@@ -102,7 +102,7 @@ def test_a_file_that_is_cut_off_is_refused_the_same(tmp_path: Path) -> None:
 
 def test_what_a_killed_process_had_is_decoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, kernels(40))
-    monkeypatch.setattr(read, "DIVISION", SMALL)
+    monkeypatch.setattr(kineto, "DIVISION", SMALL)
     expected = read_trace(path)
     num_killed = []
 
@@ -121,7 +121,7 @@ def test_what_a_killed_process_had_is_decoded_again(tmp_path: Path, monkeypatch:
 
 
 def test_a_process_that_starts_late_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read, "DIVISION", SMALL)
+    monkeypatch.setattr(kineto, "DIVISION", SMALL)
     path = written(tmp_path, kernels(40))
     assert_same(read_trace(path, num_processes=2), read_trace(path))
     assert multiprocessing.active_children() == []

@@ -17,9 +17,9 @@ import pytest
 from ports import unused_port
 from pulse_files import MadeStep, write_pulse
 
-from ddpprof.cli.metrics_out import MetricsTarget, check, publish
 from ddpprof.errors import DdpprofError
 from ddpprof.model.pulse import Activity
+from ddpprof.monitor.metrics import MetricsTarget, check, publish
 
 
 @pytest.fixture

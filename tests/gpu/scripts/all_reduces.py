@@ -3,7 +3,7 @@
 import statistics
 import time
 
-import ranks
+import plain as ranks
 import torch
 import torch.distributed as dist
 

@@ -1,6 +1,6 @@
 """What does NCCL's RAS say while the first rank has launched one all-reduce more than the others?"""
 
-import ranks
+import plain as ranks
 import torch
 import torch.distributed as dist
 

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-import ranks
+import plain as ranks
 import timing
 import torch
 

@@ -2,7 +2,7 @@
 
 import os
 
-import ranks
+import plain as ranks
 import timing
 import torch
 

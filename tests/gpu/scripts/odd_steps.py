@@ -1,6 +1,6 @@
 """Training with unusual steps: skipped by a GradScaler, with a closure, or compiled."""
 
-import ranks
+import plain as ranks
 import timing
 import torch
 

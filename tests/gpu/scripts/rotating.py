@@ -1,6 +1,6 @@
 """Training in which every step takes another branch: each parameter trains, though none in every step."""
 
-import ranks
+import plain as ranks
 import torch
 from torch import nn
 

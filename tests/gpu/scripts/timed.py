@@ -2,7 +2,7 @@
 
 import time
 
-import ranks
+import plain as ranks
 import timing
 import torch
 

@@ -2,7 +2,7 @@
 
 from contextlib import nullcontext
 
-import ranks
+import plain as ranks
 import timing
 import torch
 

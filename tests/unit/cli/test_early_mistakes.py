@@ -10,9 +10,9 @@ import pytest
 
 from ddpprof import own_files
 from ddpprof.cli import main
-from ddpprof.cli.after_trace import report_stream
 from ddpprof.cli.commands import parsers
 from ddpprof.cli.job import parse_job
+from ddpprof.cli.trace import report_stream
 
 SAMPLE = str(Path(__file__).parents[3] / "sample_traces" / "convnet-gloo-2ranks")
 Capsys = pytest.CaptureFixture[str]

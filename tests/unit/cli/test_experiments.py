@@ -11,7 +11,8 @@ from experiments import PLAN
 
 from ddpprof.cli import main
 from ddpprof.cli.commands import parsers
-from ddpprof.cli.experiment_plan import plan, split_experiment
+from ddpprof.cli.experiments import plan
+from ddpprof.cli.job import split_experiment
 from ddpprof.experiments.plan import ExperimentKind, write_plan
 
 

@@ -15,7 +15,7 @@ from random_traces import Event
 from tables import collective, record, run, trace
 
 from ddpprof import rundir
-from ddpprof.cli import main, tensorboard_server
+from ddpprof.cli import main, tensorboard
 from ddpprof.cli.tensorboard import _ended_like_ctrl_c, _write, distinct_names, write_log_directory
 from ddpprof.model import Rank, Run
 from ddpprof.pipeline.analysis import AnalysisOptions, analysed
@@ -45,7 +45,7 @@ def test_what_nohup_starts_outlives_its_terminal(without_hangup: None) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-class Plugin(tensorboard_server.Server):
+class Plugin(tensorboard.Server):
     """A server whose plugin gives these answers, one a second, and the last one for ever."""
 
     def __init__(self, *answers: Any) -> None:
@@ -80,7 +80,7 @@ def test_the_plugin_gets_a_minute_in_which_it_does_nothing(
     answers: list[Any], has_read: bool, after_s: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plugin = Plugin(*answers)
-    monkeypatch.setattr(tensorboard_server.time, "monotonic", lambda: float(plugin.now_s))
+    monkeypatch.setattr(tensorboard.time, "monotonic", lambda: float(plugin.now_s))
     assert plugin.wait_for_plugin(["a", "b"]) == has_read
     assert plugin.now_s == after_s
 

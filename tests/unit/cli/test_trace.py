@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpprof.cli.after_trace import nothing_recorded
 from ddpprof.cli.commands import parsers
 from ddpprof.cli.job import default_out, parse_job, split
+from ddpprof.cli.trace import nothing_recorded
 from ddpprof.rundir import RUN_FILE
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpprof.doctor import CannotCheck, Check, CheckResult, CheckStatus, Context, examination, judge
-from ddpprof.doctor.examination import NAMES, examine
+from ddpprof import doctor
+from ddpprof.doctor import NAMES, examine
+from ddpprof.doctor.checks import CannotCheck, Check, CheckResult, CheckStatus, Context, judge
 
 
 @pytest.fixture
@@ -24,12 +25,12 @@ def trained_on(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         raise CannotCheck("plain.py took longer than 90 s")
         yield
 
-    torch_sees = Check(examination._TORCH.names, see_gpus)
-    monkeypatch.setattr(examination, "kill_descendants", lambda: None)
-    monkeypatch.setattr(examination, "adopt_orphans", lambda: None)
-    monkeypatch.setattr(examination, "_TORCH", torch_sees)
-    monkeypatch.setattr(examination, "_MACHINE", (torch_sees,))
-    monkeypatch.setattr(examination, "_TRAINING", Check(examination._TRAINING.names, train))
+    torch_sees = Check(doctor._TORCH.names, see_gpus)
+    monkeypatch.setattr(doctor, "kill_descendants", lambda: None)
+    monkeypatch.setattr(doctor, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(doctor, "_TORCH", torch_sees)
+    monkeypatch.setattr(doctor, "_MACHINE", (torch_sees,))
+    monkeypatch.setattr(doctor, "_TRAINING", Check(doctor._TRAINING.names, train))
     return seen
 
 

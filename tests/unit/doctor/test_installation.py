@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from ddpprof.doctor import CheckResult, CheckStatus, Context, Setup, installation, setups
-from ddpprof.doctor.examination import anonymous, document
+from ddpprof.doctor import anonymous, document, installation
+from ddpprof.doctor.checks import CheckResult, CheckStatus, Context, Setup, setups
 from ddpprof.doctor.installation import Trained
 
 HERE = Context(Path(), Path())

@@ -12,8 +12,8 @@ from replayed_runs import MODULE, known
 
 from ddpprof.errors import DdpprofError
 from ddpprof.experiments.plan import Trial
-from ddpprof.experiments.trials import TrialResult
-from ddpprof.experiments.tuning import Fate, TuneReport, code_of, knobs_of, shortlisted
+from ddpprof.experiments.trials import Steps, TrialResult
+from ddpprof.experiments.tuning import Fate, TuneReport, code_of, is_losing, knobs_of, shortlisted, start_spread
 from ddpprof.layout import Line, Table
 from ddpprof.predict.candidates import Candidate
 from ddpprof.predict.replay import Cost, Link
@@ -236,3 +236,33 @@ def test_no_static_graph_where_gradients_accumulate(num_micro_steps: int | None,
     module = replace_struct(MODULE, settings=settings, graph_is_static=True)
     job = replace(known().report.job, num_micro_steps=num_micro_steps)
     assert knobs_of(module, job, allow_lossy=False).static_graph is is_tried
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "spread", "losing"),
+    [
+        pytest.param([(103.0,) * 6] * 2, [(100.0,) * 6] * 2, 0.0, True, id="beyond-2-percent"),
+        pytest.param([(300.0,) * 6], [(100.0,) * 6], 0.0, False, id="one-start-tells-nothing"),
+        pytest.param([(101.5,) * 6] * 2, [(100.0,) * 6] * 2, 0.0, False, id="as-good"),
+        pytest.param([(103.0,) * 6] * 2, [(100.0,) * 6] * 2, 0.05, False, id="starts-differ-by-more"),
+        pytest.param(
+            [(90.0, 95, 103, 110, 115, 120)] * 2, [(90.0, 92, 100, 110, 118, 119)] * 2, 0.0, False, id="noise"
+        ),
+        pytest.param([(50.0,) * 6] * 2, [(100.0,) * 6] * 2, 0.0, False, id="winning"),
+        pytest.param([()], [(100.0,) * 6], 0.0, False, id="not-run"),
+        pytest.param(
+            [(50.0,), (200.0,) * 6, (200.0,) * 6], [(), (100.0,) * 6, (100.0,) * 6], 0.0, True, id="only-rounds-of-both"
+        ),
+        pytest.param([(111.0,)] * 2, [(100.0,)] * 2, 0.0, True, id="one-time-10-percent"),
+        pytest.param([(109.0,)] * 2, [(100.0,)] * 2, 0.0, False, id="one-time-9-percent"),
+    ],
+)
+def test_a_variant_loses_where_it_is_slower_beyond_doubt(
+    own: list[Steps], others: list[Steps], spread: float, losing: bool
+) -> None:
+    assert is_losing(own, others, spread) is losing
+
+
+def test_starts_differ_as_their_medians_do() -> None:
+    assert start_spread([(100.0, 1.0, 200.0), (), (150.0,)]) == 0.5
+    assert start_spread([]) == 0.0

@@ -71,10 +71,6 @@ def test_parts_of_a_url(url: str, name: str, parent: str, child: str) -> None:
     assert (path.name, path.parent.url, (path / "x").url) == (name, parent, child)
 
 
-def test_with_suffix_leaves_the_folder() -> None:
-    assert RemotePath("s3://bucket/a/x.md").with_suffix(".plot.png").url == "s3://bucket/a/x.plot.png"
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

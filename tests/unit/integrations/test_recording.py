@@ -11,8 +11,8 @@ import pytest
 
 from ddpprof import integrations
 from ddpprof.errors import DdpprofError
-from ddpprof.integrations import recording
-from ddpprof.integrations.recording import CallbackRecording
+from ddpprof.record import api
+from ddpprof.record.api import CallbackRecording
 
 Heard = list[tuple[str, Any]]
 
@@ -33,7 +33,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
             assert kind is (None if error is None else type(error))
             told.append(("end", error))
 
-    monkeypatch.setattr(recording, "profile", Profile)
+    monkeypatch.setattr(api, "profile", Profile)
     return told
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from ddpprof.load import kineto
 from ddpprof.load.file_bytes import Limits
-from ddpprof.load.kineto import read as read_module
+from ddpprof.load.kineto import Header, read_trace
 from ddpprof.load.kineto.columns import Columns
 from ddpprof.load.kineto.decode import Division
-from ddpprof.load.kineto.read import Header, read_trace
 from ddpprof.load.rank import load_trace
 from ddpprof.model import Trace
 
@@ -68,7 +68,7 @@ def trace(tmp_path: Path) -> TraceBuilder:
 
 @pytest.fixture(params=[7, 200, 1_000_000], ids="batch-{}".format)
 def batch_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_module, "DIVISION", Division(request.param, batches_per_group=2, first_groups=1))
+    monkeypatch.setattr(kineto, "DIVISION", Division(request.param, batches_per_group=2, first_groups=1))
 
 
 @pytest.fixture

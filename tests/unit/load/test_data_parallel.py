@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from ddpprof.model import UNKNOWN, CollectiveKind, Mark, Phase
-from ddpprof.topics.data_parallel import DataParallelStep, measure_data_parallel
-from ddpprof.topics.devices import DeviceLoad, measure_devices
+from ddpprof.topics.devices import DataParallelStep, DeviceLoad, measure_data_parallel, measure_devices
 
 REPLICAS = (501, 502)
 ENGINE = (601, 602)

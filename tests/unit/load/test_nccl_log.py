@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tables import record
 
-from ddpprof.load.nccl_log import load_nccl_log, read_choices
+from ddpprof.load.record import load_nccl_log, read_choices
 from ddpprof.rundir import NCCL_DIRECTORY, nccl_log_file, remove_nccl_logs
 
 OVER_SOCKETS = """\

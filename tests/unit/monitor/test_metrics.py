@@ -13,11 +13,19 @@ from typing import Any
 import pytest
 from pulse_files import MadeStep, write_pulse
 
-from ddpprof.cli.metrics_out import MetricsTarget, check, metrics_target, opentelemetry_name
 from ddpprof.errors import DdpprofError
 from ddpprof.model.hang import Fault, Verdict
 from ddpprof.model.pulse import Activity, Ended
-from ddpprof.monitor.metrics import METRICS, MOST_RANKS, Metric, read_metrics
+from ddpprof.monitor.metrics import (
+    METRICS,
+    MOST_RANKS,
+    Metric,
+    MetricsTarget,
+    check,
+    metrics_target,
+    opentelemetry_name,
+    read_metrics,
+)
 from ddpprof.monitor.pulse_files import write_verdict
 
 

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
+from ddpprof.cli.capture import ask
 from ddpprof.errors import DdpprofError
 from ddpprof.model.json_files import CaptureAnswer, CaptureRequest
-from ddpprof.monitor.requests import ask
 from ddpprof.own_files import short_path
 from ddpprof.record import captures
 from ddpprof.record.captures import Board, Captures, Control, FolderBoard, Neighbours, StoreBoard, is_slower
@@ -330,7 +330,7 @@ def test_an_answer_without_end_is_one_error(tmp_path: Path) -> None:
 
 
 def test_silence_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddpprof.monitor.requests.FIRST_ANSWER_S", 0.2)
+    monkeypatch.setattr("ddpprof.cli.capture.FIRST_ANSWER_S", 0.2)
     over = threading.Event()
     with stranger(tmp_path, lambda _client: over.wait(60)):
         with pytest.raises(DdpprofError, match=r"has not answered for 0\.2 s"):
@@ -339,9 +339,9 @@ def test_silence_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_silence_after_an_answer_lasts_as_long_as_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddpprof.monitor.requests.LATER_ANSWERS_S", 0.05)
+    monkeypatch.setattr("ddpprof.cli.capture.LATER_ANSWERS_S", 0.05)
     looks = iter([False, False, True])
-    monkeypatch.setattr("ddpprof.monitor.requests._is_over", lambda _directory: next(looks))
+    monkeypatch.setattr("ddpprof.cli.capture._is_over", lambda _directory: next(looks))
     over = threading.Event()
 
     def one_answer(client: socket.socket) -> None:

@@ -13,7 +13,7 @@ from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.errors import CannotRecord
-from ddpprof.model.compilation import CompileOrder
+from ddpprof.model.ddp_module import CompileOrder
 from ddpprof.record import compilation
 from ddpprof.record.compilation import _is_compiled, modify_compilation, order_of
 from ddpprof.record.settings import Settings

@@ -25,7 +25,7 @@ from ddpprof.layout import Bars, Column, Table
 from ddpprof.render.sections import sections
 from ddpprof.render.terminal import render_terminal
 from ddpprof.report import Report
-from ddpprof.topics.recording_cost import RecordingCost
+from ddpprof.topics.steps.measure import RecordingCost
 
 
 class Terminal(io.StringIO):

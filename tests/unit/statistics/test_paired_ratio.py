@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ddpprof.statistics.paired_ratio import (
     binomial_tail,
+    joint_ratios,
     mean_above,
     mean_above_zero,
     paired_ratio,
@@ -147,3 +148,50 @@ def test_a_mean_above_others() -> None:
 def test_values_that_never_vary_are_certain(values: list[float], p_value: float) -> None:
     assert mean_above_zero(values) == p_value
     assert mean_above(values, [0, 0]) == p_value
+
+
+def test_of_one_variant_it_is_what_pairs_say() -> None:
+    one, other = [100.0, 104.0, 99.0, 107.0], [93.0, 99.0, 90.0, 104.0]
+    (ratio,) = joint_ratios(one, [other])
+    pairs = paired_ratio([[([a], [b])] for a, b in zip(other, one, strict=True)])
+    assert pairs is not None
+    assert (ratio.ratio, ratio.low, ratio.high) == pytest.approx((pairs.ratio, pairs.low, pairs.high))
+
+
+def test_the_interval_is_that_of_a_two_way_table() -> None:
+    """By hand: logarithms of three rounds (0, 0, 0), (0.1, 0.2, 0.3), (0.3, 0.2, 0.1).
+
+    All rounds and all residuals of the first have the mean 0; of the others they are -0.1, 0, 0.1 and 0.1, 0, -0.1:
+    a mean square of 0.04 / 4. Student's t of 4 degrees at 1.25 % is 3.4954.
+    """
+    one, *others = (np.exp(logs).tolist() for logs in ((0, 0, 0), (0.1, 0.2, 0.3), (0.3, 0.2, 0.1)))
+    half = 3.4954 * np.sqrt(2 * 0.01 / 3)
+    for ratio in joint_ratios(one, others):
+        assert ratio.low is not None
+        assert ratio.high is not None
+        assert np.log([ratio.ratio, ratio.low, ratio.high]) == pytest.approx([0.2, 0.2 - half, 0.2 + half], abs=1e-4)
+
+
+def test_of_several_variants_a_machine_that_slows_down_drops_out() -> None:
+    slow = np.array([1, 1, 3, 8, 1.0])
+    for ratio, truth in zip(joint_ratios(10 * slow, [11 * slow, 9 * slow]), (1.1, 0.9), strict=True):
+        assert (ratio.ratio, ratio.low, ratio.high) == pytest.approx((truth,) * 3)
+        assert ratio.is_beyond_noise
+
+
+def test_two_rounds_do_not_show_how_much_several_differ() -> None:
+    (ratio,) = joint_ratios([1.0, 1.0], [[2.0, 4.0]])
+    assert (ratio.ratio, ratio.low, ratio.high, ratio.num_pairs) == (3.0, None, None, 2)
+
+
+def test_all_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    """Four variants that differ by nothing: pairs alone would call one of them faster or slower in one of six cases."""
+    random = np.random.default_rng(1)
+    tries, false_alarms, of_pairs = 400, 0, 0
+    for _ in range(tries):
+        one, *others = np.exp(random.normal(0, 0.05, (5, 5)) + random.normal(0, 0.1, 5))
+        false_alarms += any(ratio.is_beyond_noise for ratio in joint_ratios(one, others))
+        pairs = [paired_ratio([[([a], [b])] for a, b in zip(steps, one, strict=True)]) for steps in others]
+        of_pairs += any(ratio is not None and ratio.is_beyond_noise for ratio in pairs)
+    assert false_alarms <= 0.08 * tries  # 5 % of 400 is 20; more than 32 would come about once in 200 times
+    assert of_pairs > 0.1 * tries

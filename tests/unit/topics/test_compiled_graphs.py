@@ -13,7 +13,7 @@ from tables import backward_pass, record, recorded
 from ddpprof.engine.finding import Finding, Predicted, Predictions
 from ddpprof.layout import Line
 from ddpprof.model import DdpModule, Record
-from ddpprof.model.compilation import Compilation
+from ddpprof.model.ddp_module import Compilation
 from ddpprof.report.topics import find_all
 from ddpprof.topics.buckets.rules import BUCKETS
 from ddpprof.topics.compiled_graphs import (

@@ -8,10 +8,9 @@ from ranks import shifted_trace
 
 from ddpprof.load.run import load_run
 from ddpprof.model import UNKNOWN, Rank, Trace
-from ddpprof.topics.collectives.matching import RankCollectives, match_collectives, rank_collectives
-from ddpprof.topics.ranks.arrivals import measure_arrivals, summarise_waiting
+from ddpprof.topics.collective_matching import RankCollectives, match_collectives, rank_collectives
 from ddpprof.topics.ranks.clock import find_common_clock
-from ddpprof.topics.ranks.own_time import measure_progress
+from ddpprof.topics.ranks.own_time import measure_arrivals, measure_progress, summarise_waiting
 from ddpprof.topics.ranks.stragglers import find_stragglers
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces"

@@ -9,8 +9,7 @@ from observations import MS, loader, observed, only
 
 from ddpprof.model import Batch, Loader
 from ddpprof.report.topics import find_all
-from ddpprof.topics.data import SameSamples, find_same_samples
-from ddpprof.topics.random_numbers import SameRandomNumbers
+from ddpprof.topics.data import SameRandomNumbers, SameSamples, find_same_samples
 
 
 def fed(*samples: range, iteration: int = 1, **changes: Any) -> Loader:

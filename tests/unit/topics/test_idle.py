@@ -18,8 +18,8 @@ from ddpprof.load.run import load_run
 from ddpprof.model import UNKNOWN, Kernel, Mark, Phase, Trace
 from ddpprof.report.build import build_report
 from ddpprof.topics.idle import Idle, blocks_of, find_gaps
+from ddpprof.topics.kernel_slowdown import measure_slowdown
 from ddpprof.topics.kernels import batches_of_kernels, summarise_kernels
-from ddpprof.topics.overlap_slowdown.measure import measure_slowdown
 from ddpprof.topics.ranks.own_time import measure_progress
 from ddpprof.topics.steps.overlap import measure_overlap
 

@@ -16,7 +16,7 @@ from ddpprof.engine.topic import View, find
 from ddpprof.model import DeviceMemory
 from ddpprof.model.json_files import CollectiveTimes, NetBench
 from ddpprof.model.links import InfinibandPort, Interface, LinkFacts, NcclChoices, PcieLink
-from ddpprof.topics.collectives.table import CollectiveSummary
+from ddpprof.topics.collectives import CollectiveSummary
 from ddpprof.topics.link_limit import (
     LINK_LIMIT,
     NCCL_CHOICES,

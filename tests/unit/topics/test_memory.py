@@ -10,13 +10,14 @@ from ddpprof.model import DdpModule, DeviceMemory, Memory, OptimizerFacts, Param
 from ddpprof.topics.memory import (
     DeviceUse,
     Holder,
+    ModelMemory,
     RankMemory,
     device_memory_full,
     devices_of_job,
     measure_memory,
+    measure_model_memory,
     processes_of_job,
 )
-from ddpprof.topics.model_memory import ModelMemory, measure_model_memory
 
 
 def step(number: int, rss: int, peak: int, mode: str = "light", allocated: int | None = None) -> RecordedStep:

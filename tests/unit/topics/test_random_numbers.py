@@ -5,10 +5,10 @@ from observations import loader
 from tables import recorded
 
 from ddpprof.model import Loader
-from ddpprof.topics.data import find_same_worker_seeds
-from ddpprof.topics.random_numbers import (
+from ddpprof.topics.data import (
     SameRandomNumbers,
     find_same_random_numbers,
+    find_same_worker_seeds,
     states_of_generators,
 )
 

@@ -20,12 +20,11 @@ from shared import TRACES
 from shared_decoding import SMALL, assert_same, kernels, written
 
 from ddpprof.errors import BadTrace
-from ddpprof.load import file_bytes
+from ddpprof.load import file_bytes, kineto
 from ddpprof.load.file_bytes import DEFAULT_LIMITS, UnreadableError
-from ddpprof.load.kineto import decode, read
+from ddpprof.load.kineto import Header, decode, read_trace
 from ddpprof.load.kineto.columns import Collected, Columns
 from ddpprof.load.kineto.decode import Batches, Division, EventReader, OddLayoutError
-from ddpprof.load.kineto.read import Header, read_trace
 
 SHARED_TRACES = sorted(TRACES.glob("*rank*.json.gz"))
 
@@ -68,9 +67,9 @@ def read_in_turn(events: Sequence[str], owners: Sequence[set[int]], division: Di
             return super().read((num_bytes or 0) + extra)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(read, "DIVISION", division)
+        patch.setattr(kineto, "DIVISION", division)
         helpers: Any = InTurn(owners, text, division)
-        return read._read_in_batches(Stream(text), DEFAULT_LIMITS, helpers)
+        return kineto._read_in_batches(Stream(text), DEFAULT_LIMITS, helpers)
 
 
 DIVISIONS = st.builds(
@@ -154,6 +153,6 @@ def test_a_small_file_is_read_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(decode.Helpers, "start", refuse)
     read_trace(written(tmp_path, kernels(40)), num_processes=2)
-    monkeypatch.setattr(read, "DIVISION", SMALL)
+    monkeypatch.setattr(kineto, "DIVISION", SMALL)
     with pytest.raises(BadTrace, match="was shared"):
         read_trace(written(tmp_path, kernels(40)), num_processes=2)

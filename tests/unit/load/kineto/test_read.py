@@ -12,9 +12,8 @@ import pytest
 from ddpprof.errors import BadTrace
 from ddpprof.load import file_bytes
 from ddpprof.load.file_bytes import Limits
-from ddpprof.load.kineto import collect
+from ddpprof.load.kineto import Header, collect, read_trace
 from ddpprof.load.kineto.columns import Columns
-from ddpprof.load.kineto.read import Header, read_trace
 from ddpprof.load.rank import load_trace
 
 if sys.version_info >= (3, 14):

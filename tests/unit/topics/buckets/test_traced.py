@@ -10,7 +10,7 @@ from tables import collective, trace
 from ddpprof.load.rank import load_trace
 from ddpprof.model import UNKNOWN, CollectiveKind, Mark, Phase, Trace
 from ddpprof.topics.buckets import traced
-from ddpprof.topics.buckets.rows import BucketRow
+from ddpprof.topics.buckets.steps import BucketRow
 
 NAMES = (
     "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)",

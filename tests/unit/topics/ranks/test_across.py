@@ -6,7 +6,7 @@ import pytest
 from reports import across
 
 from ddpprof.layout import Line, Table
-from ddpprof.topics.collectives.table import collective_table
+from ddpprof.topics.collectives import collective_table
 from ddpprof.topics.ranks.across import straggler_table, waiting_table
 
 NOBODY = across(stragglers=replace(found, stragglers=()) if (found := across().stragglers) else None, late_gradients=())

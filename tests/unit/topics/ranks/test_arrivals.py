@@ -10,9 +10,9 @@ from ranks import call, job, rank, shifted, without
 
 from ddpprof.intervals import Spans, subtract, union
 from ddpprof.model import NO_STEP, UNKNOWN, ProcessGroup
-from ddpprof.topics.collectives.matching import RankCollectives, match_collectives
-from ddpprof.topics.ranks.arrivals import Arrivals, RankWaiting, measure_arrivals, summarise_waiting
+from ddpprof.topics.collective_matching import RankCollectives, match_collectives
 from ddpprof.topics.ranks.clock import find_common_clock
+from ddpprof.topics.ranks.own_time import Arrivals, RankWaiting, measure_arrivals, summarise_waiting
 
 MS = 1_000_000
 THREE = [

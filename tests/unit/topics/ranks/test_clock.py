@@ -11,7 +11,7 @@ from ranks import call, job, rank, shifted, without
 
 from ddpprof.load.run import load_run
 from ddpprof.model import CollectiveKind
-from ddpprof.topics.collectives.matching import RankCollectives, match_collectives, rank_collectives
+from ddpprof.topics.collective_matching import RankCollectives, match_collectives, rank_collectives
 from ddpprof.topics.ranks.clock import CommonClock, HostClock, RankClock, common_ns, find_common_clock
 
 SAMPLES = Path(__file__).parents[4] / "sample_traces"

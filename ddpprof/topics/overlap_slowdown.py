@@ -12,8 +12,8 @@ from ddpprof.engine.topic import ReportView, TableSchema, Topic, View
 from ddpprof.layout import ABSENT, Line, Section, Table, clean, in_ms, median_of, ms, percent, table_of
 from ddpprof.model import Kernel
 from ddpprof.model.backends import backend_of
+from ddpprof.topics.kernel_slowdown import ENOUGH_KNOWN, KernelSlowdown, OverlapSlowdown
 from ddpprof.topics.kernels import MOST_KERNELS, KernelSummary, kernel_name
-from ddpprof.topics.overlap_slowdown.measure import ENOUGH_KNOWN, KernelSlowdown, OverlapSlowdown
 from ddpprof.topics.steps.view import STEPS
 
 _MAX_KERNELS = 5

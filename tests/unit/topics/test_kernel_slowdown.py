@@ -13,7 +13,7 @@ from tables import collective, trace
 
 from ddpprof.load.rank import load_trace
 from ddpprof.model import Kernel, Phase, Trace
-from ddpprof.topics.overlap_slowdown.measure import MIN_RUNS, OverlapSlowdown, measure_slowdown, merge_slowdowns
+from ddpprof.topics.kernel_slowdown import MIN_RUNS, OverlapSlowdown, measure_slowdown, merge_slowdowns
 
 B = Phase.BACKWARD
 KNOWN, UNSHAPED, OTHER = Kernel("gemm", "[8]", "[[4]]"), Kernel("gemm", "[8]"), Kernel("add", "[1]", "[[2]]")

@@ -13,9 +13,9 @@ from shared import TRACES
 
 from ddpprof.load.run import load_run
 from ddpprof.model import NO_STEP, UNKNOWN, CollectiveKind, ProcessGroup, Step
-from ddpprof.topics.collectives.matching import MatchedCollectives, RankCollectives, match_collectives, rank_collectives
+from ddpprof.topics.collective_matching import MatchedCollectives, RankCollectives, match_collectives, rank_collectives
 
-CHECKOUT = Path(__file__).parents[4]
+CHECKOUT = Path(__file__).parents[3]
 SUM, CAST, GATHER, PAIR = (
     CollectiveKind.ALL_REDUCE,
     CollectiveKind.BROADCAST,

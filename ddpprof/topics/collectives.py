@@ -24,8 +24,8 @@ from ddpprof.model import UNKNOWN, CollectiveKind, Collectives, Int64Column, Pro
 from ddpprof.model.json_files import CollectiveTimes, NetBench
 from ddpprof.model.tables import rows_of
 from ddpprof.statistics import first_quartile
-from ddpprof.topics.collectives.matching import MatchedCollectives, RankCollectives, common_groups
-from ddpprof.topics.ranks.arrivals import Arrivals
+from ddpprof.topics.collective_matching import MatchedCollectives, RankCollectives, common_groups
+from ddpprof.topics.ranks.own_time import Arrivals
 
 _ALL_BUT_OWN = (
     CollectiveKind.ALL_GATHER,

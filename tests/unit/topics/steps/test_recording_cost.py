@@ -3,7 +3,7 @@
 import pytest
 from tables import recorded
 
-from ddpprof.topics.recording_cost import RecordingCost, measure_recording_cost
+from ddpprof.topics.steps.measure import RecordingCost, measure_recording_cost
 
 
 def steps(*modes_and_durations: tuple[str, int], first: int = 0) -> list:

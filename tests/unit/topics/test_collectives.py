@@ -15,8 +15,8 @@ from ddpprof.intervals import union
 from ddpprof.load.record import parse_netbench
 from ddpprof.load.run import load_run
 from ddpprof.model import UNKNOWN, CollectiveKind, ProcessGroup
-from ddpprof.topics.collectives.matching import RankCollectives, match_collectives, rank_collectives
-from ddpprof.topics.collectives.table import (
+from ddpprof.topics.collective_matching import RankCollectives, match_collectives, rank_collectives
+from ddpprof.topics.collectives import (
     CollectiveSummary,
     LinkSpeed,
     bus_factor,
@@ -24,9 +24,9 @@ from ddpprof.topics.collectives.table import (
     shared_durations_ns,
     summarise_collectives,
 )
-from ddpprof.topics.ranks.arrivals import measure_arrivals
+from ddpprof.topics.ranks.own_time import measure_arrivals
 
-SAMPLES = Path(__file__).parents[4] / "sample_traces"
+SAMPLES = Path(__file__).parents[3] / "sample_traces"
 SUM, CAST, GATHER, ALL = (
     CollectiveKind.ALL_REDUCE,
     CollectiveKind.BROADCAST,

@@ -8,8 +8,7 @@ from observations import MOVED, MS, beside, observed
 
 from ddpprof.model import DataParallelModule
 from ddpprof.report.topics import find_all
-from ddpprof.topics.data_parallel import DataParallelReport, DataParallelStep
-from ddpprof.topics.devices import DeviceLoad
+from ddpprof.topics.devices import DataParallelReport, DataParallelStep, DeviceLoad
 from ddpprof.topics.memory import DeviceUse, RankMemory
 
 

@@ -7,7 +7,7 @@ import pytest
 from reports import gpu_report, slowdown
 
 from ddpprof.layout import Line, Table
-from ddpprof.topics.overlap_slowdown.view import slowdown_section
+from ddpprof.topics.overlap_slowdown import slowdown_section
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from shared import TRACES
 from timelines import Event, cycle, negotiation, tensor, text, together
 
 from ddpprof.engine.finding import Finding
+from ddpprof.load.horovod_timeline import HorovodTimeline, TensorOp, load_horovod
 from ddpprof.load.run import load_run
 from ddpprof.render.json import read_report, render_json
 from ddpprof.render.markdown import render_markdown
@@ -19,8 +20,7 @@ from ddpprof.render.sections import sections
 from ddpprof.render.terminal import render_terminal
 from ddpprof.report import Report
 from ddpprof.report.build import build_report
-from ddpprof.topics.horovod.timeline_file import HorovodTimeline, TensorOp, load_horovod
-from ddpprof.topics.horovod.view import ReductionParts, find_horovod_steps, last_rank, summarise_horovod
+from ddpprof.topics.horovod import ReductionParts, find_horovod_steps, last_rank, summarise_horovod
 
 STEP, NUM_STEPS = 10_000, 4
 

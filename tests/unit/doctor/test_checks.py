@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpprof.doctor import CheckResult, CheckStatus, Context, machine
+from ddpprof.doctor import checks
+from ddpprof.doctor.checks import CheckResult, CheckStatus, Context
 from ddpprof.linux_files import available_bytes, cpu_quota
 
 Usage = namedtuple("Usage", "total used free")
@@ -55,8 +56,8 @@ def cgroup(cpu_max: str, memory_max: str) -> Callable[[Patch], None]:
         (groups / "cpu.max").write_text(cpu_max)
         (groups / "memory.max").write_text(memory_max)
         (groups / "memory.current").write_text("1000000000")
-        patch.setattr(machine, "cpu_quota", partial(cpu_quota, root))
-        patch.setattr(machine, "available_bytes", partial(available_bytes, root))
+        patch.setattr(checks, "cpu_quota", partial(cpu_quota, root))
+        patch.setattr(checks, "available_bytes", partial(available_bytes, root))
         patch.setattr(os, "sched_getaffinity", lambda _process: set(range(8)))
 
     return plant
@@ -73,29 +74,29 @@ def without_address(patch: Patch) -> None:
 
 def without_network(patch: Patch) -> None:
     patch.delenv("NCCL_SOCKET_IFNAME", raising=False)
-    patch.setattr(machine, "_INTERFACES", Path(os.environ["CGROUP"]))
+    patch.setattr(checks, "_INTERFACES", Path(os.environ["CGROUP"]))
 
 
 CASES = [
-    ("disk", machine.check_disk, full_disk, roomy_disk),
-    ("shared-memory", machine.check_shared_memory, full_disk, roomy_disk),
-    ("clock", machine.check_clock, jumping_clock, lambda _patch: None),
-    ("cores", machine.check_limits, cgroup("150000 100000", "max"), cgroup("max 100000", "max")),
-    ("memory", machine.check_limits, cgroup("max 100000", "1500000000"), cgroup("400000 100000", "max")),
+    ("disk", checks.check_disk, full_disk, roomy_disk),
+    ("shared-memory", checks.check_shared_memory, full_disk, roomy_disk),
+    ("clock", checks.check_clock, jumping_clock, lambda _patch: None),
+    ("cores", checks.check_limits, cgroup("150000 100000", "max"), cgroup("max 100000", "max")),
+    ("memory", checks.check_limits, cgroup("max 100000", "1500000000"), cgroup("400000 100000", "max")),
     (
         "gloo-interface",
-        machine.check_gloo_interface,
+        checks.check_gloo_interface,
         variable("GLOO_SOCKET_IFNAME", "lo,eth77"),
         variable("GLOO_SOCKET_IFNAME", "lo"),
     ),
-    ("gloo-interface", machine.check_gloo_interface, without_address, variable("GLOO_SOCKET_IFNAME", "lo")),
+    ("gloo-interface", checks.check_gloo_interface, without_address, variable("GLOO_SOCKET_IFNAME", "lo")),
     (
         "nccl-interface",
-        machine.check_nccl_interface,
+        checks.check_nccl_interface,
         variable("NCCL_SOCKET_IFNAME", "=eth77"),
         variable("NCCL_SOCKET_IFNAME", "l"),
     ),
-    ("nccl-interface", machine.check_nccl_interface, without_network, variable("NCCL_SOCKET_IFNAME", "^eth77")),
+    ("nccl-interface", checks.check_nccl_interface, without_network, variable("NCCL_SOCKET_IFNAME", "^eth77")),
 ]
 
 
@@ -129,13 +130,13 @@ def test_a_fault_is_told_from_health(
 def test_more_gpus_want_more_cores(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("CGROUP", str(tmp_path))
     cgroup("400000 100000", "max")(monkeypatch)
-    assert [one.verdict for one in machine.check_limits(context(gpus=4))] == ["PASS", "PASS"]
-    assert next(machine.check_limits(context(gpus=8))).verdict == "FAIL"
+    assert [one.verdict for one in checks.check_limits(context(gpus=4))] == ["PASS", "PASS"]
+    assert next(checks.check_limits(context(gpus=8))).verdict == "FAIL"
 
 
 def test_a_system_that_does_not_tell_its_memory(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(machine, "available_bytes", partial(available_bytes, tmp_path))
-    assert answer("memory", machine.check_limits).verdict == CheckStatus.SKIP
+    monkeypatch.setattr(checks, "available_bytes", partial(available_bytes, tmp_path))
+    assert answer("memory", checks.check_limits).verdict == CheckStatus.SKIP
 
 
 @pytest.mark.parametrize(
@@ -150,5 +151,5 @@ def test_a_system_that_does_not_tell_its_memory(tmp_path: Path, monkeypatch: Pat
     ],
 )
 def test_interfaces_are_chosen_as_nccl_chooses_them(asked: str, found: list[str], monkeypatch: Patch) -> None:
-    monkeypatch.setattr(machine, "_up", lambda: ["eth0", "eth01", "ib0"])
-    assert machine._of_pattern(asked) == found
+    monkeypatch.setattr(checks, "_up", lambda: ["eth0", "eth01", "ib0"])
+    assert checks._of_pattern(asked) == found

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ddpprof.cli.arguments import PRESET_NAMES, presets
 from ddpprof.cli.commands import parsers
-from ddpprof.cli.presets import NAMES, presets
 from ddpprof.errors import DdpprofError
 
 
@@ -73,4 +73,4 @@ def test_other_files_set_nothing(project: Path, content: str) -> None:
 
 def test_every_name_is_an_option_of_trace_or_documented() -> None:
     options = parsers(("trace",))[1]["trace"]._option_string_actions
-    assert {name for name in NAMES if f"--{name}" not in options} == {"runs"}
+    assert {name for name in PRESET_NAMES if f"--{name}" not in options} == {"runs"}

@@ -9,7 +9,7 @@ from shared import TRACES
 from timelines import START, begin, cycle, fused, negotiation, tensor, text, together
 
 from ddpprof.errors import BadTrace
-from ddpprof.topics.horovod.timeline_file import HorovodTimeline, is_horovod_timeline, load_horovod
+from ddpprof.load.horovod_timeline import HorovodTimeline, is_horovod_timeline, load_horovod
 
 TIMELINE = TRACES / "horovod_timeline_2ranks.json"
 

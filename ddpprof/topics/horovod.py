@@ -25,9 +25,9 @@ from ddpprof.engine.finding import Finding, only_known
 from ddpprof.engine.topic import FileMeasures, ReportView, Topic, View
 from ddpprof.intervals import NO_SPANS, Spans, clip, merge, subtract, union
 from ddpprof.layout import Section, Table, columns, in_ms, median_of, ms, notes
+from ddpprof.load.horovod_timeline import HOROVOD_TIMELINE, HorovodTimeline, TensorOp
 from ddpprof.model import OtherFile
 from ddpprof.statistics import median_known
-from ddpprof.topics.horovod.timeline_file import HOROVOD_TIMELINE, HorovodTimeline, TensorOp
 
 _ONE_CYCLE_NS = 500_000
 """if cycles are not marked, ranks that announce a tensor within this time count as simultaneous: half of Horovod's

@@ -1,1 +1,0 @@
-"""Collectives: matching of collectives between ranks, and their bandwidth."""

@@ -1,1 +1,0 @@
-"""Horovod: the timeline file that rank 0 writes, its measures, rules and tables."""

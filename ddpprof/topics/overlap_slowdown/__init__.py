@@ -1,1 +1,0 @@
-"""The slowdown of computation by concurrent communication."""
