@@ -59,8 +59,10 @@ def since_torch(argument: str) -> str:
 
 
 def equal_caps(equal_mb: tuple[float, float] | None) -> str:
-    """Return a note, to be appended to an argument, on the range of caps that are equally good."""
-    return "" if equal_mb is None else f" ({equal_mb[0]:g} to {equal_mb[1]:g} MB are equal)"
+    """Return a note, to be appended to an argument, on the range of caps that the prediction cannot tell apart."""
+    if equal_mb is None:
+        return ""
+    return f" ({equal_mb[0]:g} to {equal_mb[1]:g} MB are equal within the error of the prediction)"
 
 
 @dataclass(frozen=True, slots=True)

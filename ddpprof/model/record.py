@@ -116,6 +116,16 @@ class DeviceMemory(Struct, frozen=True, array_like=True):
     total_bytes: Int64 | None = None
 
 
+class MemoryPeak(Struct, frozen=True, array_like=True):
+    """Part of a step in which a peak of memory was reached."""
+
+    device: Int64 | None
+    """index of the accelerator; ``None`` for the host"""
+    part: str
+    """``"forward"``, which includes the loss, ``"backward"``, ``"optimizer"`` or ``"other"``"""
+    peak_bytes: Int64
+
+
 class Memory(Struct, frozen=True):
     """Memory of one process at the end of a step, in bytes."""
 
@@ -370,6 +380,8 @@ class Record(Struct, frozen=True, kw_only=True):
     data_parallel: tuple[DataParallelModule, ...] = ()
     devices: tuple[DeviceMemory, ...] = ()
     """devices on which the process had memory or a context when the record was last written"""
+    peaks: tuple[MemoryPeak, ...] = ()
+    """peaks of memory at the end of the steps before the recorded ones"""
     replicas: tuple[Replica, ...] = ()
     """samples of the parameters of modules that could be read, if the recording was completed"""
     run_id: str | None = None

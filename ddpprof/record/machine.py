@@ -28,8 +28,9 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.linux_files import number_in, own_groups, stat_of
-from ddpprof.model import UNKNOWN, DeviceMemory, Memory
+from ddpprof.model import UNKNOWN, DeviceMemory, Memory, MemoryPeak
 from ddpprof.model.backends import WITH_MEMORY
+from ddpprof.record.events import Listener
 
 _STATM = Path("/proc/self/statm")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -60,6 +61,11 @@ class MemoryNotes:
             peak = max(rss, peak)  # the kernel does not update its peak continuously
         return Memory(rss, peak, self._own_devices())
 
+    def peaks(self) -> Iterator[tuple[int | None, int]]:
+        """Yield the peak of the host's memory (``None``) and of each own device, in bytes."""
+        yield None, peak_resident_bytes()
+        yield from ((one.index, one.peak_bytes) for one in self._own_devices())
+
     def _own_devices(self) -> tuple[DeviceMemory, ...]:
         try:
             return tuple(DeviceMemory(device, *_allocated_bytes(self._torch, device)) for device in sorted(self._own))
@@ -76,6 +82,43 @@ class MemoryNotes:
             return tuple(_describe_device(self._torch, one, one in self._own) for one in held)
         except _NOT_TOLD:
             return ()
+
+
+class PeakNotes(Listener):
+    """Records in which part of a step the peaks of memory grow. Bound in the steps before the recorded ones."""
+
+    def __init__(self, memory: MemoryNotes) -> None:
+        self._memory = memory
+        self._found: dict[int | None, MemoryPeak] = {}
+
+    def facts(self) -> dict[str, Any]:
+        """Return fields of the `Record`."""
+        return {"peaks": tuple(self._found.values())}
+
+    def forward_begins(self, ddp: DistributedDataParallel) -> None:
+        self._grew_in("other")
+
+    def backward_begins(self, loss: Any) -> None:
+        self._grew_in("forward")
+
+    def backward_ends(self) -> None:
+        self._grew_in("backward")
+
+    def optimizer_begins(self, optimizer: Any) -> None:
+        self._grew_in("other")
+
+    def optimizer_ends(self, optimizer: Any) -> None:
+        self._grew_in("optimizer")
+
+    def _grew_in(self, part: str) -> None:
+        for device, peak in self._memory.peaks():
+            before = self._found.get(device)
+            if before is None or peak > _GROWS * before.peak_bytes:
+                self._found[device] = MemoryPeak(device, part, peak)
+
+
+_GROWS = 1.01
+"""smaller relative growth of a peak does not count"""
 
 
 def resident_bytes() -> int | None:

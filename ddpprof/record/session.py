@@ -129,6 +129,8 @@ class Session(Listener):
         listeners: list[Listener] = [notes.unaveraged]
         if self.window.mode in DETAILED_MODES:
             listeners += [notes, notes.rpc]
+        if self.window.mode is StepMode.SKIP:
+            listeners.append(notes.peaks)
         # A step ends after its optimizer step has been recorded, and before the next activity begins.
         listeners += [self._recorded, *self._progress()]
         if self._losses is not None and not (is_baseline or self.baseline.has_begun):

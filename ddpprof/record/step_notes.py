@@ -29,7 +29,7 @@ from ddpprof.record.ddp_module import OpenForward, RecordedModule, data_parallel
 from ddpprof.record.events import Listener
 from ddpprof.record.host_reads import HostReads
 from ddpprof.record.link_facts import link_facts
-from ddpprof.record.machine import MemoryNotes, TrainingDevice, devices_of
+from ddpprof.record.machine import MemoryNotes, PeakNotes, TrainingDevice, devices_of
 
 _MOST_CALLS = 2000
 """maximum number of calls kept per step; further calls are only counted"""
@@ -262,6 +262,7 @@ class StepNotes(Listener):
         self.environment = JobEnvironment()
         self.feeding = Feeding()
         self.memory = MemoryNotes()
+        self.peaks = PeakNotes(self.memory)
         self.device = TrainingDevice()
         self.rpc = RpcNotes()
         self.host_reads = HostReads()
@@ -468,7 +469,7 @@ class StepNotes(Listener):
         """Return fields of the `Record`."""
         of_modules = {**self._facts_of_modules(), "unfrozen": self.unfrozen()}
         facts = {**of_modules, "devices": self.memory.devices(), **self.environment.facts()}
-        facts |= self.feeding.facts() | self.unaveraged.facts() | self.host_reads.facts()
+        facts |= self.peaks.facts() | self.feeding.facts() | self.unaveraged.facts() | self.host_reads.facts()
         if self._data_parallel:
             facts |= {"data_parallel": tuple(self._data_parallel.values()), "device": self._data_parallel_device}
         return facts

@@ -23,7 +23,8 @@ from ddpprof.report import Report
 MOST_BYTES = 4096
 BRIEF_FORMAT = 1
 _LONGEST = 400
-"""maximum number of characters of a title or an advice"""
+"""maximum number of characters of a title or a command"""
+_LONGEST_ADVICE = 600
 
 
 class BriefFinding(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -140,7 +141,7 @@ def _finding(number: int, one: Finding, report: Report, run: str | None) -> Brie
         number=number,
         rule=one.rule,
         title=clean(one.title, most=_LONGEST),
-        advice=clean(one.advice, most=_LONGEST),
+        advice=clean(one.advice, most=_LONGEST_ADVICE),
         gain_ns=one.expected_ns,
         low_ns=None if predicted is None else predicted.low_ns,
         high_ns=None if predicted is None else predicted.high_ns,

@@ -31,7 +31,7 @@ from ddpprof.engine.frameworks import ddp_argument
 from ddpprof.engine.numbers import Number, Part
 from ddpprof.engine.topic import ReportView, Topic, View
 from ddpprof.layout import ABSENT, MAX_RANKS, Section, Table, clean, columns, cut_off, notes
-from ddpprof.model import DdpModule, DeviceMemory, Memory, Record, StepMode
+from ddpprof.model import DdpModule, DeviceMemory, Memory, MemoryPeak, Record, StepMode
 from ddpprof.statistics import median_known
 from ddpprof.words import ranks_in_words
 
@@ -49,6 +49,8 @@ class DeviceUse:
     reserved_bytes: Annotated[int, Number("peak memory reserved by torch's allocator on the accelerator")]
     total_bytes: Annotated[int | None, Number("memory capacity of the accelerator")]
     uuid: str | None = None
+    peak_in: Annotated[str | None, Number("part of the step in which the accelerator's memory reached its peak")] = None
+    """``None`` if unknown, or if the peak was reached in a later step"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class RankMemory:
     peak_rss_bytes: Annotated[int | None, Number("peak host memory")]
     devices: tuple[DeviceUse, ...] = ()
     model: Annotated[ModelMemory | None, Part()] = None
+    peak_in: Annotated[str | None, Number("part of the step in which host memory reached its peak")] = None
 
 
 def measure_memory(record: Record, modules: Sequence[DdpModule] = ()) -> RankMemory | None:
@@ -74,12 +77,26 @@ def measure_memory(record: Record, modules: Sequence[DdpModule] = ()) -> RankMem
         host=record.host,
         steady_rss_bytes=median_known(sample.rss_bytes for sample in samples),
         peak_rss_bytes=samples[-1].peak_rss_bytes if samples else None,
-        devices=_devices(samples, record.devices),
+        devices=_devices(samples, record.devices, record.peaks),
         model=measure_model_memory(record, modules),
+        peak_in=_peak_in(record.peaks, None, samples[-1].peak_rss_bytes if samples else None),
     )
 
 
-def _devices(samples: Sequence[Memory], at_last: Sequence[DeviceMemory]) -> tuple[DeviceUse, ...]:
+def _peak_in(peaks: Sequence[MemoryPeak], device: int | None, peak_bytes: int | None) -> str | None:
+    """Return the part of the step in which the memory of a device, or of the host, reached `peak_bytes`."""
+    found = next((one for one in peaks if one.device == device), None)
+    is_same = found is not None and peak_bytes is not None and found.peak_bytes >= _SAME_PEAK * peak_bytes
+    return found.part if found is not None and is_same else None
+
+
+_SAME_PEAK = 0.98
+"""minimum share of the peak at the end of the recording"""
+
+
+def _devices(
+    samples: Sequence[Memory], at_last: Sequence[DeviceMemory], peaks: Sequence[MemoryPeak]
+) -> tuple[DeviceUse, ...]:
     """Return the devices that were sampled in steps, and the devices on which the rank only holds memory."""
     sampled = {device.index: device for sample in samples for device in sample.devices}
     known = {device.index: device for device in at_last}
@@ -98,6 +115,7 @@ def _devices(samples: Sequence[Memory], at_last: Sequence[DeviceMemory]) -> tupl
                 reserved_bytes=newest.reserved_bytes,
                 total_bytes=fact.total_bytes if fact is not None else None,
                 uuid=fact.uuid if fact is not None else None,
+                peak_in=_peak_in(peaks, index, newest.peak_bytes),
             )
         )
     return tuple(made)
@@ -188,12 +206,13 @@ def device_memory_full(ranks: Sequence[RankMemory], view: View) -> Iterator[Find
         return
     rank, use, model = max(full, key=lambda one: one[1].peak_bytes / (one[1].total_bytes or 1))
     worth_bytes = _WORTH_FREEING * (use.total_bytes or 0)
-    with_views = model.views_save_bytes >= worth_bytes
+    with_views = model.gradient_bytes >= worth_bytes
     with_zero = (model.zero_saves_bytes or 0) >= worth_bytes
-    if not (with_views or with_zero):
+    if not (with_views or with_zero or use.peak_in in _TO_LOWER_PEAK):
         return
     saving = [
-        f"{ddp_argument(view.framework, 'gradient_as_bucket_view=True')} saves {_gb(model.views_save_bytes)}"
+        _TO_LOWER_PEAK.get(use.peak_in or "", ""),
+        f"{ddp_argument(view.framework, 'gradient_as_bucket_view=True')} saves {_gb(model.gradient_bytes)}"
         if with_views
         else "",
         f"torch.distributed.optim.ZeroRedundancyOptimizer saves {_gb(model.zero_saves_bytes or 0)}, and sends "
@@ -204,7 +223,7 @@ def device_memory_full(ranks: Sequence[RankMemory], view: View) -> Iterator[Find
     yield Finding(
         "device-memory-full",
         f"Rank {rank.rank} uses {use.peak_bytes / (use.total_bytes or 1):.0%} of its GPU's memory",
-        f"at most {_gb(use.peak_bytes)} of {_gb(use.total_bytes or 0)} in tensors; parameters take "
+        f"at most {_gb(use.peak_bytes)} of {_gb(use.total_bytes or 0)} in tensors{_reached_in(use)}; parameters take "
         f"{_gb(model.parameter_bytes)}, gradients and buckets {_gb(model.gradient_bytes + model.bucket_bytes)}, the "
         f"optimizer {_gb(model.optimizer_bytes or 0)}",
         f"For a larger batch or model: {'; '.join(one for one in saving if one)}.",
@@ -213,6 +232,25 @@ def device_memory_full(ranks: Sequence[RankMemory], view: View) -> Iterator[Find
         change=ddp_change(view.framework, gradient_as_bucket_view=True) if with_views else None,
         numbers=only_known(peak_bytes=use.peak_bytes, total_bytes=use.total_bytes),
     )
+
+
+def _reached_in(use: DeviceUse) -> str:
+    return "" if use.peak_in not in _PARTS else f", reached in {_PARTS[use.peak_in]}"
+
+
+_PARTS = {
+    "forward": "the forward or the loss",
+    "backward": "the backward pass",
+    "optimizer": "the optimizer's step",
+    "other": "code outside the forward, backward and optimizer",
+}
+_TO_LOWER_PEAK = {
+    "forward": "torch.utils.checkpoint recomputes activations in the backward pass instead of keeping them",
+    "backward": "torch.utils.checkpoint recomputes activations in the backward pass instead of keeping them",
+    "optimizer": "the optimizer's argument foreach=False or, where it exists, fused=True avoids copies of the size of "
+    "the parameters",
+}
+"""part of the step with the peak → a change that lowers the peak"""
 
 
 def memory_imbalance(ranks: Sequence[RankMemory], _view: View) -> Iterator[Finding]:
@@ -258,13 +296,14 @@ def memory_table(ranks: Sequence[RankMemory], _report: ReportView) -> Iterable[S
     if not rows:
         return
     has_devices = any(rank.devices for rank in ranks)
-    names = ("rank", "of", "steady", "peak", "reserved") if has_devices else ("rank", "of", "steady", "peak")
+    names = ("rank", "of", "steady", "peak", "peak in", *(("reserved",) if has_devices else ()))
     yield Table(
         "Memory, MB",
-        columns(*names, words=("of",)),
+        columns(*names, words=("of", "peak in")),
         tuple(row[: len(names)] for row in rows[:MAX_RANKS]),
         notes(
-            "steady: at the end of recorded steps (median); peak: since the process began",
+            "steady: at the end of recorded steps (median); peak: since the process began; peak in: part of the step "
+            "that reached it, where forward includes the loss",
             "GPU: memory of tensors; reserved: memory that torch's allocator holds" if has_devices else "",
             cut_off(len(rows), what="rows"),
         ),
@@ -273,10 +312,12 @@ def memory_table(ranks: Sequence[RankMemory], _report: ReportView) -> Iterable[S
 
 
 def _rows(rank: RankMemory) -> Iterable[tuple[str, ...]]:
-    yield (str(rank.rank), "process", _mb(rank.steady_rss_bytes), _mb(rank.peak_rss_bytes), ABSENT)
+    peak = _mb(rank.peak_rss_bytes)
+    yield (str(rank.rank), "process", _mb(rank.steady_rss_bytes), peak, rank.peak_in or ABSENT, ABSENT)
     for use in rank.devices:
         where = clean(f"GPU {use.index}{'' if use.is_own else ', not its own'}")
-        yield (str(rank.rank), where, _mb(use.steady_bytes), _mb(use.peak_bytes), _mb(use.reserved_bytes))
+        peak = (_mb(use.peak_bytes), clean(use.peak_in or ABSENT))
+        yield (str(rank.rank), where, _mb(use.steady_bytes), *peak, _mb(use.reserved_bytes))
 
 
 def _mb(num_bytes: int | None) -> str:
@@ -289,9 +330,9 @@ class ModelMemory:
 
     parameter_bytes: Annotated[int, Number("parameters whose gradients DDP averages")]
     gradient_bytes: Annotated[int, Number("gradients outside DDP's buckets")]
+    """bytes that ``gradient_as_bucket_view=True`` would save"""
     bucket_bytes: Annotated[int, Number("DDP's buckets")]
     optimizer_bytes: Annotated[int | None, Number("optimizer state")] = None
-    views_save_bytes: Annotated[int, Number("memory that gradient_as_bucket_view=True would save")] = 0
     zero_saves_bytes: Annotated[int | None, Number("memory that ZeroRedundancyOptimizer would save")] = None
     zero_receives_bytes: Annotated[int | None, Number("bytes that each rank would then receive per step")] = None
 
@@ -303,17 +344,15 @@ def measure_model_memory(record: Record, modules: Sequence[DdpModule]) -> ModelM
         return None
     parameters = sum(one.num_bytes for module in modules for one in module.parameters)
     copied = [module for module in modules if not module.settings.get("gradient_as_bucket_view")]
-    outside_buckets = _gradient_bytes(copied)
     optimizers = record.optimizers
     optimizer = None if optimizers is None else sum(one.state_bytes for one in optimizers)
     others = (record.world_size - 1) / record.world_size
     could_shard = bool(optimizer) and others > 0 and not any(one.is_sharded for one in optimizers or ())
     return ModelMemory(
         parameter_bytes=parameters,
-        gradient_bytes=outside_buckets,
+        gradient_bytes=_gradient_bytes(copied),
         bucket_bytes=_gradient_bytes(modules),
         optimizer_bytes=optimizer,
-        views_save_bytes=outside_buckets,
         zero_saves_bytes=round(others * (optimizer or 0)) if could_shard else None,
         zero_receives_bytes=round(others * parameters) if could_shard else None,
     )
@@ -346,8 +385,8 @@ def _cells(one: ModelMemory) -> tuple[str, ...]:
 
 
 def _savings(one: ModelMemory) -> Iterable[str]:
-    if one.views_save_bytes:
-        yield f"gradient_as_bucket_view=True saves {_model_mb(one.views_save_bytes)} MB per rank"
+    if one.gradient_bytes:
+        yield f"gradient_as_bucket_view=True saves {_model_mb(one.gradient_bytes)} MB per rank"
     if one.zero_saves_bytes:
         yield (
             f"ZeroRedundancyOptimizer saves {_model_mb(one.zero_saves_bytes)} MB per rank; each rank then receives "

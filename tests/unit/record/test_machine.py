@@ -9,17 +9,18 @@ from collections.abc import Iterator
 from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from accelerator import block_for_ever
 
 from ddpprof.linux_files import own_groups
-from ddpprof.model import UNKNOWN, DeviceMemory
+from ddpprof.model import UNKNOWN, DeviceMemory, MemoryPeak
 from ddpprof.record import machine, profiler
 from ddpprof.record.machine import (
     MemoryNotes,
+    PeakNotes,
     Standby,
     TrainingDevice,
     devices_of,
@@ -56,7 +57,7 @@ def test_without_cuda_nothing_is_asked_of_it(monkeypatch: pytest.MonkeyPatch) ->
 class Devices:
     """Three accelerators; on the first is a context, on the third nothing."""
 
-    reserved = (300, 5000, 0)
+    reserved: tuple[int, ...] = (300, 5000, 0)
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[int] = []
@@ -87,6 +88,24 @@ def test_its_own_devices_are_sampled_and_all_that_it_holds_are_described(monkeyp
     assert first == DeviceMemory(0, 150, 299, 300, is_own=False, uuid="gpu-0", total_bytes=10**6)
     assert (second.index, second.is_own, second.reserved_bytes) == (1, True, 5000)
     assert 2 not in devices.asked, "asking might make a context there"
+
+
+def test_peaks_belong_to_the_part_of_the_step_in_which_they_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices, memory = Devices(monkeypatch), MemoryNotes()
+    memory.owns([torch.device("cuda", 1)])
+    monkeypatch.setattr("ddpprof.record.machine.peak_resident_bytes", lambda: 1000)
+    notes, ddp, optimizer = PeakNotes(memory), cast("Any", None), cast("Any", None)
+    events = (
+        (notes.forward_begins, ddp, 5001),
+        (notes.backward_begins, None, 7001),
+        (notes.backward_ends, None, 9001),
+        (notes.optimizer_begins, optimizer, 9001),
+        (notes.optimizer_ends, optimizer, 9051),  # not 1 % more
+    )
+    for event, what, reserved in events:
+        devices.reserved = (300, reserved, 0)
+        event(*(() if event == notes.backward_ends else (what,)))
+    assert notes.facts() == {"peaks": (MemoryPeak(None, "other", 1000), MemoryPeak(1, "backward", 9000))}
 
 
 def test_without_the_question_for_contexts_reserved_memory_tells(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import pytest
 from tables import record, recorded
 
 from ddpprof.engine.topic import View
-from ddpprof.model import DdpModule, DeviceMemory, Memory, OptimizerFacts, Parameter, RecordedStep
+from ddpprof.model import DdpModule, DeviceMemory, Memory, MemoryPeak, OptimizerFacts, Parameter, RecordedStep
 from ddpprof.topics.memory import (
     DeviceUse,
     Holder,
@@ -47,6 +47,14 @@ def test_devices_with_what_only_the_last_record_says() -> None:
         DeviceUse(0, False, None, 5, 8, 80, "gpu-a"),
         DeviceUse(1, True, 5, 12, 18, 80, "gpu-b"),
     )
+
+
+def test_the_part_with_the_peak_is_known_unless_a_later_step_needs_more() -> None:
+    peaks = (MemoryPeak(None, "forward", 990), MemoryPeak(1, "optimizer", 8))
+    for peak, part in ((1000, "forward"), (1200, None)):
+        measured = measure_memory(record(1, [], [step(3, 1, peak, allocated=4)], peaks=peaks))
+        assert measured is not None
+        assert (measured.peak_in, measured.devices[0].peak_in) == (part, "optimizer")
 
 
 def test_devices_without_a_last_record_are_its_own() -> None:
@@ -117,7 +125,6 @@ def test_memory_of_the_model_from_its_parameters_and_optimizers() -> None:
         gradient_bytes=60,
         bucket_bytes=120,
         optimizer_bytes=320,
-        views_save_bytes=60,
         zero_saves_bytes=240,
         zero_receives_bytes=120,
     )
@@ -171,4 +178,21 @@ def test_a_full_device_and_what_would_free_memory(peak: int, model: ModelMemory 
     for finding in found:
         assert str(advice) in finding.advice
         assert finding.title == "Rank 0 uses 94% of its GPU's memory"
-        assert (finding.change is not None) == (model is not None and model.views_save_bytes > 0)
+        assert (finding.change is not None) == (model is not None and model.gradient_bytes > 0)
+
+
+@pytest.mark.parametrize(
+    ("part", "reached", "advice"),
+    [
+        ("optimizer", ", reached in the optimizer's step;", "foreach=False"),
+        ("backward", ", reached in the backward pass;", "torch.utils.checkpoint"),
+        (None, " in tensors;", None),
+    ],
+)
+def test_a_full_device_whose_peak_has_a_known_part(part: str | None, reached: str, advice: str | None) -> None:
+    device = DeviceUse(0, True, 50 * GB, 75 * GB, 78 * GB, 80 * GB, peak_in=part)
+    found = list(device_memory_full([rank(0, device, model=ModelMemory(GB, 0, GB))], View(2, None)))
+    assert len(found) == (advice is not None)
+    for finding in found:
+        assert reached in finding.evidence
+        assert str(advice) in finding.advice
