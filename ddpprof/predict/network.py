@@ -46,14 +46,15 @@ class Network:
     guesses_taken: bool = False
     """True if the cost to computation was not measured, and is assumed from other measurements of gloo"""
 
-    def with_guessed_cost(self) -> Network:
+    def with_guessed_cost(self, ranks_per_core: float) -> Network:
         """Return the network with a typical cost to computation, for ranks without a free core for gloo's threads.
 
         On loopback, the CPU time of an all-reduce equals its duration. On slower links, netbench measures 1.3 ns per
-        byte at 4 Gbit/s, and 2 ns per byte at 1 Gbit/s.
+        byte at 4 Gbit/s, and 2 ns per byte at 1 Gbit/s. Several ranks on one core wait for the CPU time of all of them.
         """
         lasts = self.link.alone.ns_per_byte
-        taken = Cost(0.0, min(lasts, _TAKEN_ON_A_LINK + _TAKEN_WITH_TIME * lasts))
+        typical = max(1.0, ranks_per_core) * (_TAKEN_ON_A_LINK + _TAKEN_WITH_TIME * lasts)
+        taken = Cost(0.0, min(lasts, typical))
         return replace(self, link=replace(self.link, taken=taken), guesses_taken=True)
 
 

@@ -56,7 +56,8 @@ def doubts_about(network: Network, link: Link, setting: Setting, training: Train
         faster = replace(faster, taken=NOTHING)
         reasons.append("it is unknown how much CPU time communication takes; ddpprof netbench measures it")
         alone = replace(slower.alone, constant_ns=slower.alone.constant_ns + _MOST_LATENCY_NS)
-        slower = replace(slower, alone=alone, taken=Cost(0.0, _MOST_TAKEN))
+        most_taken = max(_MOST_TAKEN, (1 + _TAKEN_ERROR) * link.taken.ns_per_byte)
+        slower = replace(slower, alone=alone, taken=Cost(0.0, most_taken))
     elif training.on_cpu:
         slower = replace(slower, taken=link.taken.scaled(1 + _TAKEN_ERROR, 1 + _TAKEN_ERROR))
         faster = replace(faster, taken=link.taken.scaled(1 - _TAKEN_ERROR, 1 - _TAKEN_ERROR))

@@ -133,6 +133,8 @@ class Job:
     """ranks with which the lowest rank averages gradients; ``None`` if these are all ranks of the job, or if unknown"""
     spare_cores: float | None = None
     """number of unused CPU cores per rank, on the host with the fewest; ``None`` if unknown"""
+    ranks_per_core: float | None = None
+    """number of ranks per CPU core, on the host with the most; ``None`` if unknown"""
 
     def averages(self, rank: int) -> bool:
         """Return True if a rank averages its gradients with the lowest rank."""

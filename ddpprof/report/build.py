@@ -11,7 +11,7 @@ from typing import Any
 from ddpprof.engine.finding import Predictions
 from ddpprof.engine.numbers import clocks_of
 from ddpprof.engine.topic import View
-from ddpprof.model import DdpModule, OtherFile, Record, RecordedStep, Run
+from ddpprof.model import DdpModule, OtherFile, RecordedStep, Run
 from ddpprof.model.backends import is_accelerator
 from ddpprof.model.whole_run import RankWholeRun
 from ddpprof.report import REPORT_FORMAT, Job, Module, Report
@@ -352,6 +352,7 @@ def _job(run: Run, ranks: Sequence[RankSummary], modules: Sequence[DdpModule]) -
     records = [one.record for one in ranks if one.record]
     traces = [one.facts.trace for one in ranks if one.facts.trace]
     facts = [record.facts for record in records]
+    hosts = cores_of_hosts(facts) if len(facts) == run.world_size else ()  # other ranks may use the same cores
     return Job(
         name=utf8_text(run.name),
         command=tuple(map(utf8_text, run.command)),
@@ -369,14 +370,9 @@ def _job(run: Run, ranks: Sequence[RankSummary], modules: Sequence[DdpModule]) -
         recorded_with=_words(run.settings.get("recorded_with")),
         only_watched=run.settings.get("steps") == 0 == run.settings.get("cost_steps"),
         group_ranks=_group_of(ranks[0]) if ranks else None,
-        spare_cores=_spare_cores(facts, run.world_size),
+        spare_cores=min(((one.num_cores - one.num_threads) / one.num_ranks for one in hosts), default=None),
+        ranks_per_core=max((one.num_ranks / one.num_cores for one in hosts), default=None),
     )
-
-
-def _spare_cores(records: Sequence[Record], world_size: int | None) -> float | None:
-    if len(records) != world_size:  # ranks that were not read may use the same cores
-        return None
-    return min(((one.num_cores - one.num_threads) / one.num_ranks for one in cores_of_hosts(records)), default=None)
 
 
 def _group_of(rank: RankSummary) -> tuple[int, ...] | None:

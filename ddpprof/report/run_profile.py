@@ -206,7 +206,7 @@ def _of_record(run: KnownRun, benches: Benches) -> Profiled:
     alone_ns = backward_alone_ns(recorded) if len(kinds) == 1 else None
     is_crowded = report.job.spare_cores is not None and report.job.spare_cores <= 0
     if is_crowded and alone_ns is None and own.link.taken == NOTHING and largest.training.backend == "gloo":
-        own = own.with_guessed_cost()
+        own = own.with_guessed_cost(report.job.ranks_per_core or 1)
     wrappers = [step.wrapper for rank in report.ranks for step in rank.measured_steps]
     copied_ns = _median(one.copy_out_ns for one in wrappers)
     searched_ns = _median(one.unused_search_ns for one in wrappers) or 0.0

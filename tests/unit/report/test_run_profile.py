@@ -166,6 +166,7 @@ def test_ranks_without_a_spare_core_pay_for_communication(
     run = known(num_cores=num_cores, num_threads=num_threads)
     network = profile_run(run).profile.network
     assert run.report.job.spare_cores == spare
+    assert run.report.job.ranks_per_core == (None if num_cores is None else 2 / num_cores)
     assert network.guesses_taken is guesses
     assert network.link.taken.ns_per_byte == pytest.approx(1 if guesses else 0, rel=1e-3)
 
