@@ -24,7 +24,7 @@ from ddpprof.pipeline.entry import (
     read_here,
     read_summary,
 )
-from ddpprof.pipeline.pool import processes_for, read_in_processes
+from ddpprof.pipeline.workers import processes_for, read_in_processes
 from ddpprof.predict import BucketCaps, Setting
 from ddpprof.ranks_and_steps import Numbers
 from ddpprof.report import Report
@@ -230,7 +230,7 @@ def _map(
             tasks.append(RankTask(one, modules, choice.steps, choice.limits))
     cache.tidy()
     if choice.scheduler is not None and tasks:
-        from ddpprof.pipeline.cluster import run_on_cluster
+        from ddpprof.pipeline.workers import run_on_cluster
 
         made, failed = run_on_cluster(tasks, cache, choice.scheduler, watch)
     else:

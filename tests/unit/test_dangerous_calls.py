@@ -16,7 +16,7 @@ ALLOWED = {
     "cli/output.py": "the same, where --out names one",
     "rundir.py": "removes folders that are empty",
     "pipeline/entry.py": "fills the part that the helper has made",
-    "pipeline/cluster.py": "likewise",
+    "pipeline/workers.py": "likewise",
     "cli/timeline.py": "likewise",
     "load/plugin_trace.py": "likewise",
     "record/profiler.py": "likewise",

@@ -11,7 +11,7 @@ import pytest
 from fleets import make_fleet
 
 from ddpprof.load.run import find_ranks
-from ddpprof.pipeline import cluster
+from ddpprof.pipeline import workers
 from ddpprof.pipeline.analysis import AnalysisOptions, analysed
 from ddpprof.pipeline.entry import Cache
 from ddpprof.render.json import render_json
@@ -38,13 +38,13 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def test_tasks_that_the_client_gave_up_are_not_ranks_that_cannot_be_read(client: Any, tmp_path: Path) -> None:
     """As it does whenever it loses the scheduler, even if it finds it again."""
     fleet = make_fleet(tmp_path / "fleet", 1)
-    tasks = [cluster.RankTask(one, ()) for one in find_ranks(fleet).ranks]
+    tasks = [workers.RankTask(one, ()) for one in find_ranks(fleet).ranks]
     leaf = client.submit(len, "abc", pure=False)
     leaf.result()
     client.cancel([leaf], force=True)
     cache = Cache(tmp_path, (), None, is_kept=False)
     with pytest.raises(CancelledError):
-        cluster._keep(client, {leaf: 0}, tasks, cache, lambda _step: None)
+        workers._keep(client, {leaf: 0}, tasks, cache, lambda _step: None)
 
 
 def test_where_workers_go_before_all_is_merged_this_process_merges(
@@ -57,6 +57,6 @@ def test_where_workers_go_before_all_is_merged_this_process_merges(
     def die(_summaries: Any) -> bytes:
         raise OSError("the worker is gone")
 
-    monkeypatch.setattr(cluster, "_merge", die)
+    monkeypatch.setattr(workers, "_merge", die)
     with analysed(fleet, AnalysisOptions(scheduler=client.scheduler.address)) as analysis:
         assert render_json(analysis.report) == here

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddpprof.errors import DdpprofError
-from ddpprof.pipeline import cluster
+from ddpprof.pipeline import workers
 
 pytestmark = pytest.mark.filterwarnings("ignore:Creating scratch directories:UserWarning")  # the machine is busy
 
@@ -16,4 +16,4 @@ pytestmark = pytest.mark.filterwarnings("ignore:Creating scratch directories:Use
 def test_a_scheduler_file_of_something_else_is_one_line(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "scheduler.json").write_bytes(content)
     with pytest.raises(DdpprofError, match="is not a Dask scheduler file"):
-        cluster._checked(str(tmp_path / "scheduler.json"))
+        workers._checked(str(tmp_path / "scheduler.json"))

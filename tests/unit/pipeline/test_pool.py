@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fleets import make_fleet
 
-from ddpprof.pipeline import entry, pool
+from ddpprof.pipeline import entry, workers
 from ddpprof.pipeline.analysis import AnalysisOptions, analysed
 from ddpprof.pipeline.entry import RankTask
 
@@ -28,8 +28,8 @@ def test_processes_are_as_many_as_cores_and_memory_allow(
     monkeypatch: pytest.MonkeyPatch, available: int | None, largest: int, number: int
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(4)))
-    monkeypatch.setattr(pool, "available_bytes", lambda: available)
-    assert pool._that_fit(largest) == number
+    monkeypatch.setattr(workers, "available_bytes", lambda: available)
+    assert workers._that_fit(largest) == number
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_processes_are_as_many_as_cores_and_memory_allow(
 def test_where_ranks_are_few_several_processes_read_each(
     num_processes: int, num_ranks: int, divided: tuple[int, int]
 ) -> None:
-    assert pool._divided(num_processes, num_ranks) == divided
+    assert workers._divided(num_processes, num_ranks) == divided
 
 
 def test_small_runs_start_no_process_even_if_ranks_have_no_trace(
@@ -55,7 +55,7 @@ def test_small_runs_start_no_process_even_if_ranks_have_no_trace(
 ) -> None:
     fleet = make_fleet(tmp_path / "fleet", 3)
     (fleet / "rank-1.trace.json.gz").unlink()
-    monkeypatch.setattr(pool, "_run", lambda *_: pytest.fail("a pool was started"))
+    monkeypatch.setattr(workers, "_run", lambda *_: pytest.fail("a pool was started"))
     with analysed(fleet) as analysis:
         assert len(analysis.report.ranks) == 3
 
