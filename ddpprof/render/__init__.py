@@ -4,5 +4,5 @@ Renderers compute no new measures. Means in tables are over the steps in `Report
 
     sections/       content and order of a report, rendered by terminal, Markdown and HTML pages
     html/           HTML pages, one file each
-    tensorboard/    event files
+    tensorboard.py  event files
 """
