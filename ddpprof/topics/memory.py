@@ -312,12 +312,12 @@ def memory_table(ranks: Sequence[RankMemory], _report: ReportView) -> Iterable[S
 
 
 def _rows(rank: RankMemory) -> Iterable[tuple[str, ...]]:
-    peak = _mb(rank.peak_rss_bytes)
-    yield (str(rank.rank), "process", _mb(rank.steady_rss_bytes), peak, rank.peak_in or ABSENT, ABSENT)
+    reached = clean(rank.peak_in or ABSENT)
+    yield (str(rank.rank), "process", _mb(rank.steady_rss_bytes), _mb(rank.peak_rss_bytes), reached, ABSENT)
     for use in rank.devices:
         where = clean(f"GPU {use.index}{'' if use.is_own else ', not its own'}")
-        peak = (_mb(use.peak_bytes), clean(use.peak_in or ABSENT))
-        yield (str(rank.rank), where, _mb(use.steady_bytes), *peak, _mb(use.reserved_bytes))
+        reached = clean(use.peak_in or ABSENT)
+        yield (str(rank.rank), where, _mb(use.steady_bytes), _mb(use.peak_bytes), reached, _mb(use.reserved_bytes))
 
 
 def _mb(num_bytes: int | None) -> str:
