@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -124,16 +124,23 @@ def add_place_options(parser: argparse.ArgumentParser, kind: str, what: str) -> 
 
 
 def resumed(
-    parser: argparse.ArgumentParser, options: argparse.Namespace, given: Sequence[str], *, kind: str = ""
+    parser: argparse.ArgumentParser,
+    options: argparse.Namespace,
+    arguments: Sequence[str],
+    *,
+    kind: str = "",
+    may_change: Collection[str] = (),
 ) -> Experiment:
     """Read the plan of the experiment to continue, and print the command that it runs.
 
-    `given`: all arguments of the command. `kind`: required kind of experiment; by default, any kind in this module.
-    Raises `DdpprofError` if the experiment belongs to another user or command.
+    `arguments`: all arguments of the command. `kind`: required kind of experiment; by default, any kind in this module.
+    `may_change`: options of the experiment that may be given again. Raises `DdpprofError` if the experiment belongs to
+    another user or command.
     """
     from ddpprof.experiments.plan import ExperimentKind, is_of_this_user, read_plan
 
-    if any(not word.startswith(("--resume", "--trust", "--world-readable")) for word in given):
+    own, command, _ = split_experiment(arguments, parser)
+    if command or not {word.partition("=")[0] for word in own} <= {*_OF_RESUME, *may_change}:
         parser.error("--resume takes the command and all options from the experiment itself")
     experiment = read_plan(options.resume)
     if not options.trust and not is_of_this_user(options.resume, experiment):
@@ -154,6 +161,9 @@ def resumed(
         )
     note(f"running {_what_it_runs(experiment)}")
     return experiment
+
+
+_OF_RESUME = ("--resume", "--trust", "--world-readable", "--json")
 
 
 def _what_it_runs(experiment: Experiment) -> str:
@@ -181,7 +191,7 @@ def run_experiment(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
     from ddpprof.experiments.conduct import job_of, open_experiment, working_on  # slow import
 
     if planned is None:
-        experiment, directory = resumed(parser, options, [*own, *command]), options.resume
+        experiment, directory = resumed(parser, options, arguments), options.resume
     else:
         experiment = planned
         for variant in experiment.variants:

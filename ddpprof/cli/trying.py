@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import count, positive
 from ddpprof.cli.experiments import in_minutes, print_result, resumed, run_trials, show_at_the_end
-from ddpprof.cli.job import default_out, parse_trace_words, split_experiment
+from ddpprof.cli.job import default_out, parse_trace_words
 from ddpprof.cli.output import refuse_unwritable_folder
 from ddpprof.cli.reading import finding_of, refuse_missing
 from ddpprof.cli.saying import add_json_option, progress
@@ -89,9 +89,8 @@ def run_try(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     from ddpprof.experiments.conduct import add_rounds, job_of, open_experiment, working_on
 
     if options.resume is not None:
-        own, others, _ = split_experiment(arguments, parser)
-        given = [word for word in (*own, *others) if not word.startswith("--rounds=")]
-        experiment, directory = resumed(parser, options, given, kind="try"), options.resume
+        directory = options.resume
+        experiment = resumed(parser, options, arguments, kind="try", may_change=["--rounds"])
     elif options.path is None:
         parser.error("nothing to try: give a run recorded by ddpprof trace")
     else:

@@ -88,7 +88,7 @@ def run_tune(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     if options.quick:
         options.trials, options.rounds = min(options.trials, _QUICK), min(options.rounds, _QUICK)
     if options.resume is not None:
-        experiment, directory = resumed(parser, options, [*own, *command], kind="tune"), options.resume
+        experiment, directory = resumed(parser, options, arguments, kind="tune"), options.resume
     elif not command:
         parser.error("nothing to run: give a script, or a command after --")
     else:

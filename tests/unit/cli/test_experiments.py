@@ -13,7 +13,7 @@ from ddpprof.cli import main
 from ddpprof.cli.commands import parsers
 from ddpprof.cli.experiments import plan
 from ddpprof.cli.job import split_experiment
-from ddpprof.experiments.plan import ExperimentKind, write_plan
+from ddpprof.experiments.plan import Experiment, ExperimentKind, read_plan, write_plan
 
 
 def experiment_parser(kind: str) -> argparse.ArgumentParser:
@@ -117,3 +117,17 @@ def test_a_tuning_is_resumed_by_its_own_command(tmp_path: Path, capsys: pytest.C
     assert main(["try", "--resume", str(tmp_path)]) == 2  # not a mistake in the words, as it once was
     assert "Continue it with: ddpprof tune --resume" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["experiment.json"]
+
+
+def test_a_resumed_try_may_be_given_more_rounds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run: list[Experiment] = []
+    monkeypatch.setattr("ddpprof.cli.trying.run_trials", lambda _, experiment: bool(run.append(experiment)) or True)
+    write_plan(tmp_path, replace(PLAN, kind=ExperimentKind.TRY, rounds=10, enough_rounds=5))
+    assert main(["try", "--resume", str(tmp_path), "--rounds", "12"]) == 130
+    assert f"Stopped. Continue with: ddpprof try --resume {tmp_path}" in capsys.readouterr().out
+    assert [(one.rounds, one.enough_rounds) for one in run] == [(12, None)]
+    assert read_plan(tmp_path).rounds == 12
+    assert main(["try", "--resume", str(tmp_path), "--timed-steps", "12"]) == 2
+    assert "all options from the experiment" in capsys.readouterr().err
