@@ -10,6 +10,7 @@ from ddpprof.doctor.checks import Setup
 from ddpprof.doctor.installation import Trained
 from ddpprof.load.run import load_run
 from ddpprof.model import Record
+from ddpprof.topics.memory import measure_memory
 
 Train = Callable[..., Trained]
 
@@ -45,3 +46,16 @@ def test_a_job_on_the_cpu_takes_no_memory_of_a_gpu(train: Train, setup: Setup) -
         pytest.skip("it needs a GPU")
     trained = train("timed.py", "--device=cpu", "--backend=gloo", trace=())
     assert trained.told["contexts"] == []
+
+
+@pytest.mark.parametrize("part", ["forward", "backward", "optimizer", "other"])
+def test_the_part_of_the_step_with_the_peak_is_named(part: str, train: Train, setup: Setup) -> None:
+    measured = measure_memory(record(train("peaks.py", f"--part={part}", trace=())))
+    assert measured is not None
+    assert measured.peak_in == part or setup.num_gpus
+    own = [one for one in measured.devices if one.is_own]
+    assert len(own) == bool(setup.num_gpus)
+    for device in own:
+        assert device.peak_in == part
+        assert device.steady_bytes is not None
+        assert device.peak_bytes > device.steady_bytes + 3.9e8
