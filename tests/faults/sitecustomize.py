@@ -20,7 +20,7 @@ def blind_profiler(profiler):
     profiler.profile.events = lambda _self: []
 
 
-def changed_training(_ranks):
+def changed_training(_dynamo):
     """Parameters move, collectives are added, and the start of the profiler takes longer than ranks are patient."""
     import torch
     import torch.distributed as dist
@@ -47,7 +47,7 @@ def changed_training(_ranks):
 FAULTS = {
     "no_backends": ("torch.distributed", no_backends),
     "blind_profiler": ("torch.profiler", blind_profiler),
-    "changed_training": ("ranks", changed_training),
+    "changed_training": ("torch._dynamo", changed_training),  # imported once training begins
 }
 
 
@@ -72,5 +72,5 @@ class StrikeAfterImport(importlib.abc.MetaPathFinder):
 
 for chosen in filter(None, os.environ.get("DDPPROF_TEST_FAULTS", "").split(",")):
     where, strike = FAULTS[chosen]
-    if RECORDED or where != "ranks":
+    if RECORDED or strike is not changed_training:
         sys.meta_path.insert(0, StrikeAfterImport(where, strike))
