@@ -51,6 +51,8 @@ _ONLY_RECORDED = ("pre_forward_begins", "batch_comes")
 """events that `Feeding` needs only in steps that are recorded or may still be recorded"""
 _MOST_TO_ALLOCATE = 3
 """number of optimizer steps that a script may take before its first DDP forward, in order to allocate memory"""
+_STEPS_TO_PEAK = 10
+"""number of first steps in which peaks of memory are assigned to a part of the step, unless they are recorded"""
 _COMPARED_STEPS = 50
 _OPEN_S = 3.0
 """maximum time in seconds for which a failed rank delays its exit in order to write how it failed"""
@@ -108,9 +110,10 @@ class Session(Listener):
         if self._pulse is not None:
             self._pulse.writer.reads_losses = not self.window.profiler.running
         is_watched = self.is_over and not self.window.stopping
-        situation = (self.window.mode, is_watched, self._pulse, self.job.files, self.baseline.has_begun)
+        begins = self.window.mode is StepMode.SKIP and self.window.step < _STEPS_TO_PEAK
+        situation = (self.window.mode, begins, is_watched, self._pulse, self.job.files, self.baseline.has_begun)
         if situation not in self._bindings:
-            self._bindings[situation] = self._watching() if is_watched else self._recording()
+            self._bindings[situation] = self._watching() if is_watched else self._recording(begins)
         EVENTS.bind(self._bindings[situation])
 
     def _progress(self) -> list[Listener]:
@@ -124,12 +127,12 @@ class Session(Listener):
         listeners = (self._watched, *self._progress(), notes.feeding, notes.environment, self.graphs, self)
         return binding(listeners, self.give_up, without=_ONLY_RECORDED)
 
-    def _recording(self) -> dict[str, Any]:
+    def _recording(self, begins: bool) -> dict[str, Any]:
         notes, is_baseline = self.notes, self.window.mode in (StepMode.BASELINE, StepMode.ALONE)
         listeners: list[Listener] = [notes.unaveraged]
         if self.window.mode in DETAILED_MODES:
             listeners += [notes, notes.rpc]
-        if self.window.mode is StepMode.SKIP:
+        if begins:
             listeners.append(notes.peaks)
         # A step ends after its optimizer step has been recorded, and before the next activity begins.
         listeners += [self._recorded, *self._progress()]
