@@ -28,7 +28,7 @@ from ddpprof.render.sections.overview import (
     finding_texts,
     first_change,
     first_words,
-    gain_sentence,
+    sentence_after,
     verdict,
 )
 from ddpprof.report import Report, StepReport
@@ -105,8 +105,8 @@ def _leads(report: Report) -> str:
     text, finding = first
     num_others = sum(bool(one.advice) for one, _ in finding_texts(report)) - 1
     more = f' (<a href="#findings">{num_others} more</a>)' if num_others else ""
-    gain = escape(gain_sentence(finding))
-    return f'{first_words(finding)}: <a href="#finding-{text.number}">{escape(text.title)}</a>{more}.{gain}'
+    after = escape(sentence_after(report, finding))
+    return f'{first_words(finding)}: <a href="#finding-{text.number}">{escape(text.title)}</a>{more}.{after}'
 
 
 def _part(topic: Topic, report: Report, *, has_choice: bool) -> PagePart:

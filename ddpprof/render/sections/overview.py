@@ -79,7 +79,7 @@ def change_sentence(report: Report) -> str:
     first = first_change(report)
     if first is not None:
         text, finding = first
-        return f"{first_words(finding)}: {text.title}.{gain_sentence(finding)}"
+        return f"{first_words(finding)}: {text.title}.{sentence_after(report, finding)}"
     return change_nothing(report)
 
 
@@ -91,10 +91,13 @@ def first_words(finding: Finding) -> str:
     return "Worth trying" if has_unknown_gain or not finding.is_trusted else "First fix"
 
 
-def gain_sentence(finding: Finding) -> str:
-    """Return a sentence on the gain that follows the title; empty if the gain is unknown."""
+def sentence_after(report: Report, finding: Finding) -> str:
+    """Return the sentence that follows the title of the first finding: its gain, if the finding has a gain.
+
+    Otherwise, return a sentence on a finding about time that this run is too short to decide, or an empty string.
+    """
     if finding.expected_ns is None:
-        return ""
+        return f" {_undecided(report)}".rstrip()
     if finding.measured is not None:
         return f" ddpprof try measured {measured_gain(finding.measured)}."
     if finding.predicted is not None:
@@ -114,12 +117,8 @@ def change_nothing(report: Report) -> str:
                 f"Worth trying: {clean(what)}, which {rounds}may save {in_ms(finding.expected_ns)} per step. The gain "
                 f"cannot be predicted from this run. Measure it with ddpprof try --finding {number}{allow}."
             )
-    undecided = next((one for one in report.findings if one.longer_recording is not None), None)
-    if undecided is not None:
-        return (
-            f"Change nothing yet. {clean(undecided.title)} ({_gain(undecided)}), but this run is too short to tell "
-            f"whether this is due to chance: {clean(longer_recording(report, undecided), most=_LONGEST_LINE)}"
-        )
+    if undecided := _undecided(report):
+        return f"Change nothing yet. {undecided}"
     if any(not one.is_noise for one in report.findings):
         return (
             "Change nothing yet: the gain of a change cannot be predicted from this run. Use ddpprof tune to "
@@ -132,6 +131,17 @@ def change_nothing(report: Report) -> str:
     if report.findings or report.data_parallel:
         return "Change nothing: no finding is beyond noise."
     return f"Change nothing: {_otherwise(report)}"
+
+
+def _undecided(report: Report) -> str:
+    """Return a sentence on a finding that a longer recording would decide; empty if there is none."""
+    undecided = next((one for one in report.findings if one.longer_recording is not None), None)
+    if undecided is None:
+        return ""
+    return (
+        f"{clean(undecided.title)} ({_gain(undecided)}), but this run is too short to tell whether this is due to "
+        f"chance: {clean(longer_recording(report, undecided), most=_LONGEST_LINE)}"
+    )
 
 
 _TRACES_CANNOT_TELL = (

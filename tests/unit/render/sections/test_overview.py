@@ -183,6 +183,16 @@ HOOK = Change(ChangeKind.COMM_HOOK, {"fp16_compress_hook": True}, "the hook", is
             id="not-decided",
         ),
         pytest.param(
+            (
+                replace(CERTAIN, title="Equal samples", gain_ns=None, is_correctness=True),
+                replace(CERTAIN, title="Rank 1 is late", is_noise=True, longer_recording="--steps 50"),
+            ),
+            {},
+            "Equal samples. Rank 1 is late (up to 9.00 ms per step), but this run is too short to tell whether this is "
+            "due to chance: ddpprof trace --steps 50 train.py",
+            id="not-decided-beside-a-correctness-finding",
+        ),
+        pytest.param(
             (replace(BOUND, predicted=SAVES, is_noise=True, is_worth_trying=True, change=HOOK),),
             {},
             "Worth trying: the hook, which rounds gradients, and may save 5.00 ms per step. The gain cannot be "
