@@ -86,8 +86,8 @@ def start(
 ) -> Process:
     """Start a process that ends when this process ends. Raises ``OSError``.
 
-    `begin`: runs first in the new process. If this process has threads, it must be ``None``, and the child must end by
-    itself. `options`: arguments of ``subprocess.Popen``.
+    `begin`: function that the new process runs first. If this process has threads, `begin` must be ``None``, and the
+    child must end by itself. `options`: arguments of ``subprocess.Popen``.
     """
     return subprocess.Popen(command, env=environment, preexec_fn=begin, **options)  # noqa: PLW1509 (no threads here)
 

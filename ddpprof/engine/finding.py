@@ -27,9 +27,10 @@ class Predicted:
 
 
 def within(predicted: Predicted, cause_ns: int | None) -> Predicted:
-    """Return the prediction, limited to `cause_ns`, the measured time that the change can remove at most, if known.
+    """Limit the prediction to `cause_ns`: the time that, according to the measurements, the change can remove at most.
 
-    A prediction may exceed this time, because prediction and measurement may be based on different steps.
+    There is no limit if `cause_ns` is ``None``. A prediction may exceed the limit, because prediction and measurement
+    may be based on different steps.
     """
     if cause_ns is None:
         return predicted
@@ -109,7 +110,9 @@ TRACK_RECORD: Mapping[str, Tried] = {
 
 
 def is_trusted(rule: str) -> bool:
-    """Return True if the rule may be recommended first: no trials are known, or at least 80 % confirmed its advice."""
+    """Return True if the rule may be recommended first: no trials of it are known, or at least 80 % of them confirmed
+    its advice.
+    """
     tried = TRACK_RECORD.get(rule)
     return tried is None or tried.num_confirmed >= _RIGHT * tried.num_cases
 
@@ -254,7 +257,7 @@ class Finding:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether it may be recommended first: its gain was measured, or trials of its rule allow it."""
+        """Whether the finding may be recommended first: its gain was measured, or trials of its rule allow it."""
         return self.measured is not None or is_trusted(self.rule)
 
     @property

@@ -193,8 +193,7 @@ def seed_ranks(framework: str | None, generators: Sequence[str]) -> str:
 
     `generators`: generators that have the same state on all ranks, as device types or module names. The CPU generator
     is not seeded if only the accelerators' generators are identical, because it often determines the order of the
-    samples,
-    which must be the same on all ranks.
+    samples, which must be the same on all ranks.
     """
     on_cpu = "cpu" in generators
     seeding = {"cpu": "torch.manual_seed", "numpy": "np.random.seed", "random": "random.seed"}

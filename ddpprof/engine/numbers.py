@@ -63,7 +63,7 @@ class Declared:
     meaning: str
 
     def value(self, row: Any) -> Any:
-        """Return the number in a row, or ``None`` if a dataclass on the path is ``None``."""
+        """Return the number in a row, or ``None`` if a dataclass on the path to it is ``None``."""
         for name in self.path:
             if row is None:
                 return None
@@ -94,7 +94,9 @@ def metrics_of(row: type) -> dict[str, Declared]:
 
 @cache
 def clocks_of(row: type) -> dict[str, Clock]:
-    """Return the clock of each field and all fields in it, by path: ``{"ranks[].steps[].compute_ns": DEVICE, …}``."""
+    """Return the clock of each field, including fields of nested dataclasses, by path: ``{"ranks[].steps[].compute_ns":
+    DEVICE, …}``.
+    """
     return dict(_clocks(row, ""))
 
 
@@ -116,7 +118,7 @@ def _clock_of(mark: object) -> Clock | None:
 def _fields(row: type) -> Iterator[tuple[str, type, tuple[object, ...]]]:
     """Yield the name, type and annotations of each field.
 
-    The type is without ``None``. For a tuple, it is the type of the items.
+    ``None`` is removed from the type. For a tuple, the type is that of its items.
     """
     for name, hint in get_type_hints(row, include_extras=True).items():
         marks = getattr(hint, "__metadata__", ())

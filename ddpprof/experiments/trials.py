@@ -149,7 +149,7 @@ def median_step_ns(rounds: Iterable[Steps]) -> float | None:
 
 
 def mean_of(kind: type[_Parts], all_parts: Sequence[_Parts]) -> _Parts | None:
-    """Return the mean of each part; ``None`` if there are none."""
+    """Return the mean of each part; ``None`` if `all_parts` is empty."""
     if not all_parts:
         return None
     return kind(*(fmean(getattr(parts, field.name) for parts in all_parts) for field in fields(kind)))

@@ -179,9 +179,8 @@ def _origin(file: TraceRows, queued: _Queued, steps: StepFinder, phases: PhaseFi
 def _of_company(file: TraceRows, talk: _Queued, *others: tuple[_Queued, _Origin]) -> _Origin:
     """Assign each communication kernel to a step and phase, although its launch is unknown.
 
-    It gets the step and phase of the last kernel or copy that began before it and whose launch is known. ROCm's tracer
-    loses the
-    launches of communication kernels (ROCm/roctracer issue 100).
+    Each kernel gets the step and phase of the last kernel or copy that began before it and whose launch is known.
+    ROCm's tracer loses the launches of communication kernels (ROCm/roctracer issue 100).
     """
     start = np.concatenate([file.start_ns[queued.rows[queued.is_known]] for queued, _ in others])
     phase = np.concatenate([*(origin.phase[queued.is_known] for queued, origin in others), [Phase.OTHER]])

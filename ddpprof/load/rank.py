@@ -165,7 +165,9 @@ def skipped(path: Location, error: BadTrace) -> str:
 
 
 def rank_of_name(name: str, num_files: int) -> int | None:
-    """Return the rank in a file's name. Without "rank" before it, the number must be less than `num_files`."""
+    """Return the rank in a file's name. If "rank" does not precede the number, the number must be less than
+    `num_files`.
+    """
     if match := _RANK_IN_NAME.search(name):
         return int(match.group(1))
     numbers = [int(number) for number in _NUMBER_IN_NAME.findall(name)]

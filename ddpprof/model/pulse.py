@@ -269,7 +269,7 @@ def joined(one: PulseSummaries) -> PulseSummaries:
 
 
 def summary_of(steps: PulseSteps, memory_bytes: int) -> tuple[int, ...]:
-    """Return the row of `PulseSummaries` that summarizes these steps; at least one is needed."""
+    """Return the row of `PulseSummaries` that summarizes these steps. At least one step is needed."""
     usual = steps.length_ns[steps.flags == 0]
     lengths = usual if len(usual) else steps.length_ns
     waits = steps.with_all_waiting().wait_ns
@@ -290,7 +290,8 @@ def summary_of(steps: PulseSteps, memory_bytes: int) -> tuple[int, ...]:
 def usual_ns(steps: PulseSteps, fewest: int = 1) -> int | None:
     """Return the median length of the steps without a `StepFlag`, or of all steps if there are too few without.
 
-    `fewest`: minimum number of steps for a median. Returns ``None`` if there are fewer steps in all.
+    `fewest`: minimum number of steps for a median. Returns ``None`` if there are fewer steps, including those with a
+    `StepFlag`.
     """
     usual = steps.length_ns[steps.flags == 0]
     lengths = usual if len(usual) >= fewest else steps.length_ns

@@ -104,7 +104,7 @@ class Slowdowns(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A range of consecutive steps. The parts of a step are means over the range."""
+    """A range of consecutive steps. The time of each part of a step is a mean over these steps."""
 
     first_step: int
     num_steps: int

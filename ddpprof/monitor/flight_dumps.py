@@ -144,7 +144,7 @@ def judge_dumps(ranks: Mapping[int, Sequence[DumpedCollective]]) -> Verdict | No
 
 
 def lonely_calls(ranks: Mapping[int, Sequence[DumpedCollective]]) -> dict[str, int]:
-    """Return the process groups in which only one rank called collectives, each with this rank.
+    """Return the process groups in which only one rank called collectives, with the number of that rank.
 
     Dumps do not show which other ranks belong to these groups.
     """
@@ -182,7 +182,7 @@ def _first_difference(ranks: _Numbered) -> Verdict | None:
 
 
 def _first_missing(ranks: _Numbered, members: Iterable[int]) -> Verdict | None:
-    """Return the verdict on the rank of the group that has called the fewest collectives, which may be none."""
+    """Return the verdict on the rank of the group that has called the fewest collectives, or none at all."""
     last = {rank: max(ranks.get(rank, ()), default=0) for rank in members}
     if not last or min(last.values()) == max(last.values()):
         return None

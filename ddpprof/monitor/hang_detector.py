@@ -166,7 +166,7 @@ class HangDetector:
     def _pause_of(
         self, one: RankEvidence, evidence: Sequence[RankEvidence], overdue: Overdue, told: Verdict | None
     ) -> Standstill | None:
-        """Return what the rank waits for, and for how long it may; ``None`` if it is not in an intended pause."""
+        """Return what the rank waits for, and how long it may wait; ``None`` if it is not in an intended pause."""
         idle_s = self._idle.of(one, self._clock())
         debugged, outside = is_debugged(one.stack), _outside_of(one)
         works = idle_s < _IDLE_S and overdue.waited_s < pause_limit_s(one) and not _evaluates_alone(one, evidence)
@@ -270,7 +270,7 @@ class _Pause:
 
 
 def _outside_of(one: RankEvidence) -> Wait | None:
-    """Return what a running rank waits for outside the job; ``None`` if it does not, or is in DDP."""
+    """Return what a running rank waits for outside the job; ``None`` if it waits for no such thing, or is in DDP."""
     process = one.process
     is_free = not (one.is_dead or one.has_ended or one.is_silent or one.is_swapping)
     is_held = process is not None and (process.is_stopped or process.is_traced)

@@ -299,7 +299,7 @@ def for_this_machine(application: Any) -> Callable[[dict[str, Any], Any], Iterab
 
 
 def names_this_machine(host: str) -> bool:
-    """Return True if a ``Host`` header is ``localhost``, an IP address or, as from some programs, empty."""
+    """Return True if a ``Host`` header is ``localhost``, an IP address, or empty, as sent by some programs."""
     if not host:
         return True
     try:

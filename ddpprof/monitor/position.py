@@ -52,7 +52,7 @@ class Position:
 
     @property
     def waits_in_ddp(self) -> bool:
-        """Whether it waits, or died, in one of DDP's own collectives rather than one of the script's."""
+        """Whether the rank waits, or died, in one of DDP's own collectives rather than one of the script's."""
         if self.fault is Fault.DIED:
             in_pass = self.evidence.state.activity in (Activity.BACKWARD, Activity.FORWARD)
             record = self.evidence.record

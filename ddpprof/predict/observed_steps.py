@@ -72,8 +72,8 @@ def observe_steps(
 def one_part_for_each_pass(step: RecordedStep) -> tuple[RecordedStep, ...]:
     """Split a step at each forward pass that follows a synchronized backward pass.
 
-    A part has one backward pass of each module, all from one ``backward()`` call. If this is not so, or if forward
-    passes or gradient times are missing, no parts are returned.
+    A part has one backward pass of each module, all from one ``backward()`` call. No parts are returned if the step
+    cannot be split in this way, or if forward passes or gradient times are missing.
     """
     if not step.passes or any(one.last_ready_ns is None for one in step.passes):
         return ()
@@ -259,7 +259,9 @@ def _observe_passes(ranks: Sequence[TracedPass]) -> ObservedStep:
 
 
 def _computed(one: TracedPass) -> list[int]:
-    """Return the time at which each bucket was ready, at the latest the start of its all-reduce, ns from step start."""
+    """Return the time at which each bucket was ready, in ns from step start. It is at the latest the start of its
+    all-reduce.
+    """
     free = [times for index, times in enumerate(one.times_ns) if not _was_queued(one, index)]
     delays = [started - launched for launched, started, _ in free if launched is not None]
     behind = median(delays) if delays else 0

@@ -76,7 +76,7 @@ def _with_most_latency(network: Network, link: Link, setting: Setting) -> Link:
 
 
 def _rate_error(network: Network, link: Link, setting: Setting, training: Training) -> tuple[float, list[str]]:
-    """Return the relative error of the bandwidth, and messages why it is larger than the error of the fit."""
+    """Return the relative error of the bandwidth, and messages that say why it is larger than the error of the fit."""
     error, reasons, sizes = max(_LEAST_RATE_ERROR, network.relative_error), [], training.bucket_bytes
     beyond = max(network.least_bytes / max(1, min(sizes)), max(sizes) / network.most_bytes)
     if beyond > _BEYOND:

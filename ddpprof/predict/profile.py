@@ -229,7 +229,7 @@ def _share_sent(bucket: SentBucket, now_ns: float) -> float:
 def _taken(training: Training, steps: Sequence[ObservedStep], link: Link, lost_ns: float) -> Cost:
     """Return the cost per byte to computation, if the bytes sent during the backward pass caused its entire slowdown.
 
-    It is not estimated if only a small part of the gradients was sent during the backward pass.
+    The cost is not estimated if only a small part of the gradients was sent during the backward pass.
     """
     sent_bytes = median(_sent_bytes(training, step, link) for step in steps)
     if sent_bytes < _ENOUGH_SENT * training.gradient_bytes:

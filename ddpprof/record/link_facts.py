@@ -192,7 +192,7 @@ def _pcie_link(root: Path, device: int) -> PcieLink | None:
 
 
 def _leading_number(path: Path) -> float | None:
-    """Return the number at the beginning of a file such as ``16.0 GT/s PCIe``."""
+    """Return the number at the beginning of a file's content, for example 16.0 for ``16.0 GT/s PCIe``."""
     found = re.match(r"\d+(\.\d+)?", _text(path))
     return None if found is None else float(found[0])
 

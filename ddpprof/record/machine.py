@@ -85,14 +85,14 @@ class MemoryNotes:
 
 
 class PeakNotes(Listener):
-    """Records in which part of a step the peaks of memory grow. Bound in the steps before the recorded ones."""
+    """Records in which part of a step the peaks of memory grow. It is bound in the steps before the recorded steps."""
 
     def __init__(self, memory: MemoryNotes) -> None:
         self._memory = memory
         self._found: dict[int | None, MemoryPeak] = {}
 
     def facts(self) -> dict[str, Any]:
-        """Return fields of the `Record`."""
+        """Return the recorded peaks, as fields of the `Record`."""
         return {"peaks": tuple(self._found.values())}
 
     def forward_begins(self, ddp: DistributedDataParallel) -> None:
@@ -258,7 +258,7 @@ class Standby:
     def run(self, work: Callable[[], object]) -> Future[None]:
         """Run `work` in one of the threads.
 
-        Raises ``RuntimeError`` if none is idle while the interpreter is exiting.
+        Raises ``RuntimeError`` if no thread is idle while the interpreter is exiting.
         """
         with suppress(RuntimeError):
             self.prepare()

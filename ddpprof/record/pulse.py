@@ -106,7 +106,7 @@ class PulseRows:
             self.made_ns = time_ns()
 
     def end_for(self, error: Exception) -> None:
-        """Write no more rows, because of `error`.
+        """Stop writing rows, because of `error`.
 
         Only the text of `error` is kept, because the exception may hold references to a model and its results.
         """

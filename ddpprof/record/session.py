@@ -89,7 +89,7 @@ class Session(Listener):
         """framework classes whose checkpoints were already reported as not saved"""
 
     def begin(self) -> None:
-        """Start listening."""
+        """Start listening to training events."""
         keep_out_of_compiled_graphs()
         STANDBY.prepare()
         self.notes.environment.look_who_calls()
@@ -379,7 +379,8 @@ class Session(Listener):
     def _add_unusual_collective(self, ended: str, pulse: PulseWriter) -> None:
         """Add the unusual collective to the facts.
 
-        The other facts are written first, because this takes a second, and the launcher may end the process meanwhile.
+        The other facts are written first, because finding the collective takes a second, and the launcher may end the
+        process in the meantime.
         """
         found = unusual_collective(collectives(of_nccl=False), pulse.step_starts_ns(_COMPARED_STEPS))
         if found is not None:
@@ -591,7 +592,7 @@ _OTHER, _FORWARD, _EVALUATION = int(Activity.OTHER), int(Activity.FORWARD), int(
 
 
 def between_backward_passes() -> bool:
-    """Return True if the reducer may be accessed. During a backward pass, it holds its lock."""
+    """Return True if the reducer may be accessed. During a backward pass, the reducer holds its own lock."""
     return get_ident() == EVENTS.training_thread and torch._C._current_graph_task_id() == -1
 
 

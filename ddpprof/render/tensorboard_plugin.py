@@ -1,7 +1,8 @@
 """Prepare steps and collectives so that the views of torch-tb-profiler show the same numbers as the report.
 
 The plugin pairs the i-th collective of each rank, in order of start time, with the i-th collective of every other rank.
-It shows nothing if ranks have different numbers of collectives. `PluginViews.missing` describes what it cannot show.
+It shows nothing if ranks have different numbers of collectives. `PluginViews.missing` describes what the plugin cannot
+show.
 """
 
 from __future__ import annotations

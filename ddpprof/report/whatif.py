@@ -270,8 +270,8 @@ class Asked:
 def build_whatif(job: Job, profiled: Profiled, asked: Asked, step_ns: int | None = None) -> WhatIf:
     """Predict the requested settings. Raises `DdpprofError` if the run has not enough data.
 
-    `step_ns`: step time from the report. If given, predictions start from it, so that both show the same step time; it
-    does not affect gains.
+    `step_ns`: step time from the report. If it is given, predictions start from this step time, so that they agree with
+    the report. It does not affect gains.
     """
     profile, target = profiled.profile, profiled.target
     if step_ns is not None:

@@ -47,7 +47,7 @@ class Ratio:
 
     @property
     def is_beyond_noise(self) -> bool | None:
-        """Whether the interval excludes 1; ``None`` without an interval."""
+        """Whether the interval excludes 1; ``None`` if there is no interval."""
         if self.low is None or self.high is None:
             return None
         return self.low > 1 or self.high < 1
@@ -73,7 +73,8 @@ def paired_ratio(rounds: Sequence[Sequence[Pair]], comparisons: int = 1) -> Rati
 def joint_ratios(
     one: Sequence[float], others: Sequence[Sequence[float]], comparisons: int | None = None
 ) -> tuple[Ratio, ...]:
-    """Return the ratio of each of `others` to `one`. Each sequence has one step time per round, in which all ran once.
+    """Return the ratio of each of `others` to `one`. Each sequence has one step time per round. Every variant ran once
+    in each round.
 
         log step = round + variant + noise
         ratio    = median over rounds of (step of the variant / step of the reference)

@@ -47,9 +47,10 @@ def measure_accumulation(steps: Sequence[RecordedStep]) -> tuple[Accumulation, .
 
 
 def count_micro_steps(steps: Sequence[RecordedStep]) -> int:
-    """Return the number of batches whose gradients are accumulated per optimizer step; 1 without accumulation.
+    """Return the number of batches whose gradients are accumulated per optimizer step; 1 if gradients do not
+    accumulate.
 
-    Counts forwards under ``no_sync`` and backward passes whose gradients the next pass adds to.
+    The number includes forwards under ``no_sync`` and backward passes to whose gradients the next pass adds.
     """
     per_step = []
     for step in steps:

@@ -118,7 +118,9 @@ def _ready_ns(record: Record, modules: Sequence[DdpModule]) -> list[int] | None:
 
 
 def _groups(ready_ns: Sequence[int], num_graphs: int | None) -> list[list[int]] | None:
-    """Return groups of parameters whose gradients become ready together, in time order; ``None`` without groups."""
+    """Return groups of parameters whose gradients become ready together, in time order; ``None`` if there are no
+    groups.
+    """
     order = sorted(range(len(ready_ns)), key=lambda index: ready_ns[index])
     last_ns = ready_ns[order[-1]]
     gaps = [(ready_ns[after] - ready_ns[before], at) for at, (before, after) in enumerate(pairwise(order), 1)]

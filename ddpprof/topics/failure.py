@@ -67,24 +67,24 @@ class RankEnd:
 
     @property
     def error(self) -> str | None:
-        """The error message with which it ended."""
+        """The error message with which the rank ended."""
         return error_in(self.ended)
 
     @property
     def failed(self) -> bool:
-        """Whether it ended with an error of its own, or with a nonzero exit code as after ``sys.exit(5)``."""
+        """Whether the rank ended with an error of its own, or with a nonzero exit code as after ``sys.exit(5)``."""
         if self.error is not None or self.ended == "interrupted":
             return self.error is not None
         return self.exit_code not in (None, 0, -signal.SIGTERM)  # launchers send SIGTERM to the remaining ranks
 
     @property
     def lost_a_connection(self) -> bool:
-        """Whether its error says that another rank's process was gone."""
+        """Whether the rank's error says that another rank's process was gone."""
         return self.ended is not None and _OF_A_LOST_CONNECTION.search(self.ended) is not None
 
     @property
     def waited_for_a_peer(self) -> bool:
-        """Whether its error says that another rank did not take part in a collective in time."""
+        """Whether the rank's error says that another rank did not take part in a collective in time."""
         return self.ended is not None and _OF_A_MISSING_PEER.search(self.ended) is not None
 
 
@@ -268,7 +268,9 @@ def _advice(end: RankEnd) -> str | None:
 
 
 def _advice_on_ddp_error(end: RankEnd) -> str | None:
-    """Return a sentence with the parameters that the error names and what to change; ``None`` if it names none."""
+    """Return a sentence with the parameters named in the error, and what to change; ``None`` if no parameters are
+    named.
+    """
     said = end.error or ""
     if not end.parameters:
         return None

@@ -42,7 +42,7 @@ class SkippedPass(NamedTuple):
 
 
 def find_skipped_pass(ranks: Mapping[int, Passes]) -> SkippedPass | None:
-    """Return the rank with most skipped passes; ``None`` if no rank finished with fewer passes than another."""
+    """Return the rank with the most skipped passes; ``None`` if no rank finished with fewer passes than another."""
     found = [
         SkippedPass(rank, one.first_unpaired_step, one.num_unpaired)
         for rank, one in ranks.items()

@@ -5,8 +5,8 @@
     trailing  = part of the reduction after rank 0 has announced its last gradient, that is, after its backward pass
 
 Each term of the sum excludes time that belongs to an earlier term. Waiting for ranks is negotiation during which
-Horovod processes no tensor. It ends with a cycle, so it takes up to `HOROVOD_CYCLE_TIME` even if all ranks are ready. A
-timeline has no computation, so overlap is unknown.
+Horovod processes no tensor. Negotiation ends with a cycle, so it takes up to `HOROVOD_CYCLE_TIME` even if all ranks are
+ready. A timeline has no computation, so overlap is unknown.
 
 Rank 0 learns about other ranks once per cycle, so ranks that it learns about in the same cycle count as simultaneous.
 The timeline lacks this information for tensors in Horovod's response cache.

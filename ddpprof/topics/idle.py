@@ -202,7 +202,8 @@ _TO_PAGEABLE = re.compile(r"DtoH.*Pageable|DeviceToHost.*Pageable")
 
 
 def _waits(trace: Trace) -> Spans:
-    """Return when a training thread waits for the accelerator; any thread, if the training threads are unknown."""
+    """Return when a training thread waits for the accelerator. If the training threads are unknown, any thread counts.
+    """
     host = trace.host_spans
     is_wait = host.mark == Mark.DEVICE_WAIT
     trains = np.unique(host.thread[np.isin(host.mark, _OF_TRAINING)])

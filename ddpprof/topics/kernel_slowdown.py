@@ -95,7 +95,7 @@ class OverlapSlowdown:
 
     @property
     def control(self) -> float | None:
-        """Ratio of measured to baseline durations of work without communication; ``None`` without a baseline."""
+        """Ratio of measured to baseline durations of work without communication; ``None`` if there is no baseline."""
         return self.control_ns / self.control_alone_ns if self.control_alone_ns else None
 
     @property

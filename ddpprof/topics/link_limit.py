@@ -44,7 +44,7 @@ _KERNEL = re.compile(r"nccl(?:Dev)?Kernel_AllReduce_(?:\w+_)?(RING|TREE)_")
 
 @dataclass(frozen=True, slots=True)
 class RankChoices:
-    """What one rank's NCCL chose."""
+    """The path and the algorithms that NCCL chose on one rank."""
 
     rank: int
     log: NcclChoices | None
@@ -273,7 +273,9 @@ def _pcie_words(link: PcieLink) -> str:
 
 
 def reached_by_netbench(bench: NetBench) -> str | None:
-    """Return the link's share that `ddpprof netbench` reached, as a sentence; ``None`` if the speed is unknown."""
+    """Return a sentence with the share of the link's speed that `ddpprof netbench` reached; ``None`` if the speed is
+    unknown.
+    """
     path = _path(bench.links, bench.backend, (), bench.link_bits_per_s)
     speeds = [one for one in measure_link(bench) if one.num_bytes >= _LEAST_BYTES and one.busbw_bytes_per_s]
     if path is None or not speeds:

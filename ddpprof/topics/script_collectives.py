@@ -275,7 +275,9 @@ def _medians(steps: Sequence[tuple[OutsideCalls, ...] | None]) -> tuple[OutsideC
 
 
 def _of(outside: Sequence[OutsideCalls], view: View, *purposes: Purpose) -> list[OutsideCalls]:
-    """Return the calls worth reporting; in the forward only barriers, because the model may need the other calls."""
+    """Return the calls worth reporting. In the forward, these are only barriers, because the model may need the other
+    calls.
+    """
     calls = [
         one
         for one in outside
@@ -448,7 +450,7 @@ def outside_table(calls: Sequence[OutsideCalls], _report: ReportView) -> Iterabl
 def _of_rank(
     rank: Rank, steps: Sequence[int], modules: Sequence[DdpModule]
 ) -> tuple[tuple[OutsideCalls, ...] | None, ...] | None:
-    """Return the calls in each step; ``None`` without a trace."""
+    """Return the calls in each step; ``None`` if the rank has no trace."""
     trace = rank.trace
     if trace is None:
         return None

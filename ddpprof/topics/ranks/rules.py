@@ -160,7 +160,8 @@ def _is_out_of_proportion(lateness: Lateness, view: View) -> bool:
 
 
 def _slept_ns(lateness: Lateness, view: View) -> int:
-    """Return how long the slowest rank slept while other ranks waited, ns per step; 0 if it did not or if unknown.
+    """Return how long the slowest rank slept while other ranks waited, ns per step; 0 if it did not sleep, or if this
+    is unknown.
 
     This is its lateness minus the time for which its threads ran or waited for a core longer than on other ranks. The
     result is 0 if the rank is late because of its DataLoader, because other work may delay the workers.
