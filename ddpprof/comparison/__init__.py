@@ -61,8 +61,9 @@ class RunSet:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Messages about missing data. A message that does not apply to all runs contains the number of runs to which
-        it applies.
+        """Messages about missing data.
+
+        A message that does not apply to all runs contains the number of runs to which it applies.
         """
         counts = Counter(text for report in self.reports for text in report.missing)
         all_of_them = len(self.reports)

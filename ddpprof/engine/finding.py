@@ -110,8 +110,9 @@ TRACK_RECORD: Mapping[str, Tried] = {
 
 
 def is_trusted(rule: str) -> bool:
-    """Return True if the rule may be recommended first: no trials of it are known, or at least 80 % of them confirmed
-    its advice.
+    """Return True if the rule may be recommended first.
+
+    This is so if no trials of the rule are known, or if at least 80 % of them confirmed its advice.
     """
     tried = TRACK_RECORD.get(rule)
     return tried is None or tried.num_confirmed >= _RIGHT * tried.num_cases

@@ -94,9 +94,7 @@ def metrics_of(row: type) -> dict[str, Declared]:
 
 @cache
 def clocks_of(row: type) -> dict[str, Clock]:
-    """Return the clock of each field, including fields of nested dataclasses, by path: ``{"ranks[].steps[].compute_ns":
-    DEVICE, …}``.
-    """
+    """Return the clock of each field, also of nested fields, by path: ``{"ranks[].steps[].compute_ns": DEVICE, …}``."""
     return dict(_clocks(row, ""))
 
 

@@ -145,8 +145,9 @@ def _successful_end(folder: Path) -> TrialEnd | None:
 def conduct(
     directory: Path, experiment: Experiment, trials: Iterable[Trial]
 ) -> Iterator[tuple[Trial, TrialEnd | None]]:
-    """Run `trials`, and yield each trial with how it ended. If a trial is interrupted, yield it with ``None`` and
-    return.
+    """Run `trials`, and yield each trial with how it ended.
+
+    If a trial is interrupted, yield it with ``None`` and return.
 
     A variant that has failed is left out of later rounds. A trial is ended if it takes `_MUCH_LONGER` times as long as
     any successful trial before it. Raises `CannotRecord`.
@@ -176,8 +177,7 @@ _LEAST_LIMIT_S = 300.0
 
 
 def _has_nothing_to_compare(experiment: Experiment, failed: Collection[int]) -> bool:
-    """Return True if `ddpprof try` cannot compare anything, because the unchanged job or the job with every change
-    failed.
+    """Return True if the unchanged job or the job with every change has failed, so `ddpprof try` cannot compare them.
     """
     is_over = 0 in failed or len(failed) >= len(experiment.variants) - 1
     return experiment.kind is ExperimentKind.TRY and bool(failed) and is_over

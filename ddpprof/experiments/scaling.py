@@ -42,8 +42,11 @@ class Scaling(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LostTime:
-    """Time lost per step by cause, in ns. The parts add up to the loss. A negative value means less time than in the
-    ideal step.
+    """Time lost per step by cause, in ns.
+
+    The parts add up to the loss.
+
+    A negative value means less time than in the ideal step.
     """
 
     wrapper_ns: float

@@ -265,8 +265,9 @@ def receive_with_arrays(connection: Connection) -> Any:
 
 
 def _has_other_threads() -> bool:
-    """Return True if there is another thread that may hold a lock. The thread that waits for the parent never holds
-    one.
+    """Return True if there is another thread that may hold a lock.
+
+    The thread that waits for the parent never holds one.
     """
     others = set(threading.enumerate()) - {threading.current_thread()}
     return any(thread.name != _WAITS_FOR_PARENT for thread in others)

@@ -165,8 +165,9 @@ def skipped(path: Location, error: BadTrace) -> str:
 
 
 def rank_of_name(name: str, num_files: int) -> int | None:
-    """Return the rank in a file's name. If "rank" does not precede the number, the number must be less than
-    `num_files`.
+    """Return the rank in a file's name.
+
+    If "rank" does not precede the number, the number must be less than `num_files`.
     """
     if match := _RANK_IN_NAME.search(name):
         return int(match.group(1))

@@ -32,7 +32,10 @@ _REGULAR = 3
 
 @dataclass(frozen=True, slots=True)
 class OddRank:
-    """The rank at fault, and its fault. `position` is ``None`` if calls do not match but no single rank is at fault."""
+    """The rank at fault, and the kind of fault.
+
+    `position` is ``None`` if calls do not match but no single rank is at fault.
+    """
 
     position: Position | None
     fault: Fault
@@ -353,8 +356,7 @@ def _says_another_size(position: Position) -> bool:
 
 
 def _was_aborted_by_gloo(position: Position) -> bool:
-    """Return True if SIGABRT ended the rank in a gloo collective, or in a backward pass, where it was probably in one.
-    """
+    """Return True if SIGABRT ended the rank in a gloo collective, or in a backward pass and thus probably in gloo."""
     record, seen = position.evidence.record, position.evidence.exit
     if record is None or record.ended is not None or not backend_of(record.backend).aborts:
         return False

@@ -94,9 +94,7 @@ class RankEvidence:
 
     @property
     def lingers_s(self) -> float:
-        """Time for which the rank's process has existed after its training ended, in seconds; 0 if the process has
-        exited.
-        """
+        """Time in s for which the rank's process has existed after its training ended; 0 if the process has exited."""
         process, ended_ns = self.process, self.state.ended_ns
         if not self.has_ended or self.exit is not None or process is None:
             return 0.0
@@ -106,9 +104,7 @@ class RankEvidence:
 
     @property
     def wait(self) -> Wait | None:
-        """What the rank's training thread waits for, according to the operating system or, if unknown, the process
-        itself.
-        """
+        """What the rank's training thread waits for, according to the operating system or, if unknown, its process."""
         seen = None if self.process is None else self.process.wait
         return seen if self.is_silent else seen or self.facts.wait
 
@@ -307,8 +303,9 @@ def find_py_spy() -> str:
 
 
 def dump_stacks(evidence: Iterable[RankEvidence]) -> str:
-    """Return the stacks of all threads of the ranks on this machine. For a process whose stacks cannot be read, return
-    the reason.
+    """Return the stacks of all threads of the ranks on this machine.
+
+    For a process whose stacks cannot be read, return the reason.
 
     Raises `DdpprofError` if py-spy is not installed.
     """

@@ -114,9 +114,7 @@ def _as_early(position: Position) -> Position:
 
 
 def _is_behind_loop(position: Position) -> bool:
-    """Return True if a rank is in a collective that the script calls outside any loop, and therefore after its training
-    loop.
-    """
+    """Return True if a rank is in a collective that the script calls outside any loop: after its training loop."""
     is_in_collective = position.waits_in is not None and not position.waits_in_ddp
     return is_in_collective and is_in_a_loop(position.evidence.stack) is False
 
@@ -378,9 +376,7 @@ def _of_fewer_passes(table: Table) -> Verdict | None:
 
 
 def _of_fewer_calls(table: Table) -> Verdict | None:
-    """Diagnose ranks that all wait in the same backward pass, if one has not begun a reduction that the others have
-    begun.
-    """
+    """Diagnose ranks that all wait in the same backward pass, if one has not begun a reduction that the others have."""
     return _on_odd_rank(behind_by_calls(table), table) if all(one.waits_in_reducer for one in table) else None
 
 

@@ -388,7 +388,9 @@ class _Slow:
     """values that belong to it, without pending values"""
 
     def level(self, pending: Floats) -> float:
-        """Return the median of the slowdown's values. The first value is ignored, because it includes the step before.
+        """Return the median of the slowdown's values.
+
+        The first value is ignored, because it includes the step before.
         """
         values = np.concatenate((self.values.values, pending))
         return float(np.median(values[1:] if len(values) > 1 else values))

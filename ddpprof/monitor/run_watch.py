@@ -45,7 +45,9 @@ class RunWatch:
     def __init__(
         self, out: Path, say: Say, kill_after_s: float | None, dumps_stacks: bool = False, names_top: bool = False
     ) -> None:
-        """Prepare to watch the run `out`. `names_top`: print the ``ddpprof top`` command once the ranks can be shown.
+        """Prepare to watch the run `out`.
+
+        `names_top`: print the ``ddpprof top`` command once the ranks can be shown.
         """
         self._out = out
         self._say = say
@@ -144,8 +146,9 @@ class _Turn:
         self._failures = _Failures()
 
     def look_at(self, directory: Path, slow_s: float) -> float:
-        """Check the run. Return the duration of the check in seconds if this check and the previous one took long, else
-        0.
+        """Check the run.
+
+        Return the duration of the check in seconds if this check and the previous one took long, else 0.
 
         `slow_s`: sum of the durations returned so far for all kinds of checks. Long checks delay this one. That delay
         does not count as missed time, because the cause is slow storage.

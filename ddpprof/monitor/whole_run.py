@@ -92,8 +92,9 @@ def own_times(rows: PulseSummaries, most: int) -> tuple[int, ...]:
 
 
 def _parts(rows: PulseSummaries, most: int) -> Int64Column:
-    """Return, for each row, the index of its range of steps. Up to `most` ranges have about the same number of steps
-    each.
+    """Return, for each row, the index of its range of steps.
+
+    Up to `most` ranges have about the same number of steps each.
     """
     until = np.cumsum(rows.num_steps)
     middle = until - rows.num_steps / 2

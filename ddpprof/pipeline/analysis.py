@@ -49,7 +49,9 @@ class Selection:
 
 
 def select_ranks(files: Sequence[RankFiles], ranks: Numbers | None, sample: int | None) -> Selection:
-    """Select the given ranks (all ranks if ``None``), but at most `sample`. Raises `DdpprofError` if no rank is left.
+    """Select the given ranks (all ranks if ``None``), but at most `sample`.
+
+    Raises `DdpprofError` if no rank is left.
     """
     if ranks is not None and any(one.rank is None for one in files):
         raise DdpprofError("--only-ranks selects ranks of a run or a folder, but this is a single trace.")
@@ -142,8 +144,9 @@ class TracedRank:
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """The analysis of a run. It can be used while the context of `analysed` is open, because timelines are read from
-    disk.
+    """The analysis of a run.
+
+    It can be used while the context of `analysed` is open, because timelines are read from disk.
     """
 
     _reduced: Reduced

@@ -259,8 +259,9 @@ def _observe_passes(ranks: Sequence[TracedPass]) -> ObservedStep:
 
 
 def _computed(one: TracedPass) -> list[int]:
-    """Return the time at which each bucket was ready, in ns from step start. It is at the latest the start of its
-    all-reduce.
+    """Return the time at which each bucket was ready, in ns from step start.
+
+    It is at the latest the start of its all-reduce.
     """
     free = [times for index, times in enumerate(one.times_ns) if not _was_queued(one, index)]
     delays = [started - launched for launched, started, _ in free if launched is not None]

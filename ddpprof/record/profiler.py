@@ -393,7 +393,9 @@ class StepProfiler:
             self._let_go(finished, recorded)
 
     def _taken_out(self) -> tuple[profile | None, bool]:
-        """End the step, and remove the profile from this object. Return the profile, and whether its trace has started.
+        """End the step, and remove the profile from this object.
+
+        Return the profile, and whether its trace has started.
         """
         self.end_step()
         finished, self._profile = self._profile, None

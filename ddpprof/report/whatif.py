@@ -152,9 +152,9 @@ class _Changes:
 
 
 def _copying_error_ns(report: Report) -> float:
-    """Return the error of the median copy-out time in the traces: twice its standard error.
+    """Return twice the standard error of the median copy-out time in the traces.
 
-    With too few steps, it is the largest value.
+    If there are too few steps, return the largest copy-out time instead.
     """
     copied = [step.wrapper.copy_out_ns for rank in report.ranks for step in rank.measured_steps]
     if len(copied) < LEAST_STEPS:

@@ -73,8 +73,11 @@ def paired_ratio(rounds: Sequence[Sequence[Pair]], comparisons: int = 1) -> Rati
 def joint_ratios(
     one: Sequence[float], others: Sequence[Sequence[float]], comparisons: int | None = None
 ) -> tuple[Ratio, ...]:
-    """Return the ratio of each of `others` to `one`. Each sequence has one step time per round. Every variant ran once
-    in each round.
+    """Return the ratio of each of `others` to `one`.
+
+    Each sequence has one step time per round.
+
+    Every variant ran once in each round.
 
         log step = round + variant + noise
         ratio    = median over rounds of (step of the variant / step of the reference)

@@ -47,8 +47,7 @@ def measure_accumulation(steps: Sequence[RecordedStep]) -> tuple[Accumulation, .
 
 
 def count_micro_steps(steps: Sequence[RecordedStep]) -> int:
-    """Return the number of batches whose gradients are accumulated per optimizer step; 1 if gradients do not
-    accumulate.
+    """Return the number of batches whose gradients are accumulated per optimizer step; 1 if there is no accumulation.
 
     The number includes forwards under ``no_sync`` and backward passes to whose gradients the next pass adds.
     """

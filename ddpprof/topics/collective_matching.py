@@ -178,8 +178,7 @@ def common_groups(ranks: Sequence[RankCollectives]) -> tuple[list[ProcessGroup],
 
 
 def contradictions(ranks: Sequence[RankCollectives]) -> list[tuple[int, ProcessGroup]]:
-    """Return (rank, group) pairs in which the rank has collectives of a group whose list of ranks does not contain it.
-    """
+    """Return (rank, group) pairs in which the rank has collectives of a group whose list of ranks does not name it."""
     return [
         (rank.rank, group)
         for rank in ranks
@@ -285,7 +284,9 @@ def differs(lines: Candidates) -> NDArray[np.bool_]:
 
 
 def describe_mismatches(lines: Candidates, step_numbers: Sequence[int]) -> list[str]:
-    """Return a sentence for each line whose rows differ. `step_numbers`: numbers of the steps that the lines refer to.
+    """Return a sentence for each line whose rows differ.
+
+    `step_numbers`: numbers of the steps that the lines refer to.
     """
     told = _by_sequence(lines) if lines.by_sequence else _by_step(lines)
     return [f"{_where(lines, first, step_numbers)}: {text}" for first, text in told]

@@ -79,9 +79,9 @@ class CompiledGraphs:
 
     @property
     def waiting(self) -> BucketWait | None:
-        """The first bucket that waits for another graph with a large share of its bytes.
+        """The first bucket with a large share of bytes that wait for another graph.
 
-        Its wait is at least half as long as the longest wait.
+        Buckets that wait less than half as long as the longest wait are ignored.
         """
         late = [one for one in self.waits if one.early_bytes >= _EARLY * one.num_bytes]
         longest_ns = max((one.waits_ns for one in late), default=0)
@@ -118,9 +118,7 @@ def _ready_ns(record: Record, modules: Sequence[DdpModule]) -> list[int] | None:
 
 
 def _groups(ready_ns: Sequence[int], num_graphs: int | None) -> list[list[int]] | None:
-    """Return groups of parameters whose gradients become ready together, in time order; ``None`` if there are no
-    groups.
-    """
+    """Return groups of parameters whose gradients become ready together, in time order; ``None`` if there are none."""
     order = sorted(range(len(ready_ns)), key=lambda index: ready_ns[index])
     last_ns = ready_ns[order[-1]]
     gaps = [(ready_ns[after] - ready_ns[before], at) for at, (before, after) in enumerate(pairwise(order), 1)]

@@ -202,7 +202,9 @@ _TO_PAGEABLE = re.compile(r"DtoH.*Pageable|DeviceToHost.*Pageable")
 
 
 def _waits(trace: Trace) -> Spans:
-    """Return when a training thread waits for the accelerator. If the training threads are unknown, any thread counts.
+    """Return when a training thread waits for the accelerator.
+
+    If the training threads are unknown, any thread counts.
     """
     host = trace.host_spans
     is_wait = host.mark == Mark.DEVICE_WAIT

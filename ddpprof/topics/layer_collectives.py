@@ -50,8 +50,9 @@ class LayerCalls:
 
 
 def measure_layer_calls(trace: Trace, step: int, recorded: RecordedStep | None = None) -> LayerCalls | None:
-    """Measure the step with index `step`; ``None`` if no layer calls a collective. `recorded`: the step in ddpprof's
-    record.
+    """Measure the step with index `step`; ``None`` if no layer calls a collective.
+
+    `recorded`: the step in ddpprof's record.
     """
     comm = trace.collectives
     in_step = (comm.step == step) & (comm.launched_ns != UNKNOWN)

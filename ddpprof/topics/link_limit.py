@@ -273,9 +273,7 @@ def _pcie_words(link: PcieLink) -> str:
 
 
 def reached_by_netbench(bench: NetBench) -> str | None:
-    """Return a sentence with the share of the link's speed that `ddpprof netbench` reached; ``None`` if the speed is
-    unknown.
-    """
+    """Return the share of the link's speed that `ddpprof netbench` reached, as a sentence; ``None`` if unknown."""
     path = _path(bench.links, bench.backend, (), bench.link_bits_per_s)
     speeds = [one for one in measure_link(bench) if one.num_bytes >= _LEAST_BYTES and one.busbw_bytes_per_s]
     if path is None or not speeds:

@@ -275,8 +275,9 @@ def _medians(steps: Sequence[tuple[OutsideCalls, ...] | None]) -> tuple[OutsideC
 
 
 def _of(outside: Sequence[OutsideCalls], view: View, *purposes: Purpose) -> list[OutsideCalls]:
-    """Return the calls worth reporting. In the forward, these are only barriers, because the model may need the other
-    calls.
+    """Return the calls worth reporting.
+
+    In the forward, these are only barriers, because the model may need the other calls.
     """
     calls = [
         one

@@ -39,8 +39,9 @@ _ADVICE = "Record it again, or leave this file out."
 
 
 class _Document(msgspec.Struct, gc=False):
-    """The keys of a trace that are used. Each value is decoded only when needed, so that a trace with an invalid value
-    can be read.
+    """The keys of a trace that are used.
+
+    Each value is decoded only when needed, so that a trace with an invalid value can be read.
     """
 
     info: msgspec.Raw = msgspec.field(default=msgspec.Raw(b"null"), name="distributedInfo")

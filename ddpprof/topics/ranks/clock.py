@@ -165,8 +165,7 @@ class _Pair:
         return all(abs(line.at(edge) - other.at(edge)) <= noise for edge in (self.since.min(), self.since.max()))
 
     def allows(self, line: _Line) -> bool:
-        """Return whether, according to `line`, every collective started on both ranks before it ended on one of them.
-        """
+        """Return whether, according to `line`, each collective started on both ranks before it ended on one of them."""
         moved = np.rint(line.offset_ns + self.since * line.drift).astype(np.int64)
         return bool((self.lowest <= moved).all() and (moved <= self.highest).all())
 

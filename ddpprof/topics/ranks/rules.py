@@ -160,8 +160,7 @@ def _is_out_of_proportion(lateness: Lateness, view: View) -> bool:
 
 
 def _slept_ns(lateness: Lateness, view: View) -> int:
-    """Return how long the slowest rank slept while other ranks waited, ns per step; 0 if it did not sleep, or if this
-    is unknown.
+    """Return how long the slowest rank slept while other ranks waited, ns per step; 0 if unknown or if it never slept.
 
     This is its lateness minus the time for which its threads ran or waited for a core longer than on other ranks. The
     result is 0 if the rank is late because of its DataLoader, because other work may delay the workers.
@@ -189,7 +188,7 @@ def _late_all_along_ns(lateness: Lateness) -> int:
 
 
 def _steps_to_tell(step_ns: int | None) -> int:
-    """Return a round number of steps that take long enough in total."""
+    """Return a round number of steps that together take longer than other work on the machine usually does."""
     least = _LONGER_THAN_OTHER_WORK_NS // max(step_ns or 0, 1)
     tens = 10
     while 5 * tens < least:

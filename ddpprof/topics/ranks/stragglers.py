@@ -244,8 +244,7 @@ def find_late_gradients(
 
 
 def _delays(modules: Sequence[DdpModule], steps: Sequence[RecordedStep]) -> dict[tuple[int, tuple[int, int]], _Floats]:
-    """Return (module, (step, position of the pass)) → delay of each parameter's gradient; NaN if there is no gradient.
-    """
+    """Return (module, (step, position of the pass)) → delay of each parameter's gradient; NaN for missing gradients."""
     found = {}
     for step in steps:
         for place, one in enumerate(step.passes):

@@ -234,8 +234,9 @@ def _by_own_time(report: ReportView, step: int | None) -> Sequence[int]:
 def rank_table(
     report: ReportView, title: str, names: Sequence[str], rows: Sequence[tuple[str, ...]], note: str = ""
 ) -> Table:
-    """Return a table with one row per rank, or only for selected ranks if there are many. The first cell of a row is
-    the rank.
+    """Return a table with one row per rank, or only for selected ranks if there are many.
+
+    The first cell of a row is the rank.
     """
     shown, left_out = _rows_worth_seeing(report, rows)
     return Table(title, columns(*names), shown, notes(note, left_out))
@@ -330,9 +331,7 @@ def unusual_steps_line(report: ReportView) -> Iterable[Section]:
 
 
 def _against_the_whole_run(report: ReportView) -> tuple[float, int]:
-    """Return the ratio of profiled steps to the median step of the whole run, and that median, ns; both are 0 if
-    unknown.
-    """
+    """Return the ratio of profiled steps to the median step of the whole run, and that median, ns; zeros if unknown."""
     shown = None if (run := report[WHOLE_RUN]) is None else run.shown
     steps = shown.whole if shown is not None else None
     profiled = [
