@@ -93,7 +93,10 @@ def start(
 
 
 def helper_environment() -> dict[str, str]:
-    """Return the environment for a helper process that runs no user code: `SAFE_PATH`, and no secrets of the user."""
+    """Return the environment for a helper process that runs no user code.
+
+    It has `SAFE_PATH` and no secrets of the user.
+    """
     return {name: value for name, value in os.environ.items() if not is_secret(name, value)} | SAFE_PATH
 
 

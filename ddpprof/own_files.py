@@ -77,7 +77,7 @@ def create(path: Path) -> int:
 
 
 def append_to(path: Path) -> int:
-    """Return a descriptor that appends to the file, created if necessary. Raises ``OSError`` for a link."""
+    """Return a descriptor that appends to the file. If necessary, create the file. Raises ``OSError`` for a link."""
     return _open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, _mode(0o644))
 
 

@@ -306,7 +306,10 @@ class Server:
                 self._address = match[0]
 
     def address(self) -> str:
-        """Wait until TensorBoard responds, and return its address. Raises `DdpprofError` if it ends instead."""
+        """Wait until TensorBoard responds, and return its address.
+
+        Raises `DdpprofError` if TensorBoard exits instead.
+        """
         while self._address is None or self._get("data/environment") is None:
             self._pause()
         return self._address

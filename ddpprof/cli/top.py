@@ -142,7 +142,10 @@ def _about_keys(path: Path, order: Order, paused: bool, overview: Overview) -> s
 
 @contextmanager
 def _single_keys() -> Iterator[Callable[[float], str]]:
-    """Yield a function that waits for a key, up to a number of seconds, and returns it or an empty string."""
+    """Yield a function that waits for a key.
+
+    It takes the maximum time in seconds, and returns the key or an empty string.
+    """
     if not sys.stdin.isatty():
         yield _no_key
         return

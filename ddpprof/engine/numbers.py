@@ -19,7 +19,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 
 class Clock(StrEnum):
-    """The clock of a time. On an accelerator, the device runs work after the host has launched it."""
+    """The clock on which a time was measured.
+
+    On an accelerator, the device runs work after the host has launched it.
+    """
 
     HOST = "host"
     DEVICE = "device"

@@ -142,7 +142,7 @@ class ReportView(Protocol):
 
     @property
     def usual_steps(self) -> tuple[int, ...]:
-        """Numbers of the profiled steps over which tables average; empty if they average over all."""
+        """Numbers of the profiled steps over which tables average; empty if tables average over all profiled steps."""
 
     @property
     def on_accelerator(self) -> bool: ...

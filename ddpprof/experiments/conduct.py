@@ -52,7 +52,7 @@ _ALONE_STEPS = 4
 
 
 def open_experiment(directory: Path, experiment: Experiment, force: bool) -> None:
-    """Create `directory`, or continue in it if it has the same plan. Raises `RunExists` and `CannotRecord`.
+    """Create `directory`, or continue its experiment if the plan is the same. Raises `RunExists` and `CannotRecord`.
 
     With `force`, replace an experiment with another plan. Folders that are not trials of an experiment are kept.
     """
@@ -177,8 +177,7 @@ _LEAST_LIMIT_S = 300.0
 
 
 def _has_nothing_to_compare(experiment: Experiment, failed: Collection[int]) -> bool:
-    """Return True if the unchanged job or the job with every change has failed, so `ddpprof try` cannot compare them.
-    """
+    """Return True if `ddpprof try` cannot compare, because the unchanged job failed, or the job with each change."""
     is_over = 0 in failed or len(failed) >= len(experiment.variants) - 1
     return experiment.kind is ExperimentKind.TRY and bool(failed) and is_over
 

@@ -208,7 +208,7 @@ def _short(experiment: Experiment, results: Sequence[TrialResult], number: int) 
 
 
 def _mean(ranks: Sequence[RankReport], name: str) -> float:
-    """Return the mean of a field of all steps, such as ``parts.data_ns``. ``None`` counts as 0."""
+    """Return the mean of a field over all steps. `name`: for example ``parts.data_ns``. ``None`` counts as 0."""
     value = attrgetter(name)
     return fmean(fmean(value(step) or 0 for step in rank.measured_steps) for rank in ranks)
 

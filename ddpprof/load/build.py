@@ -232,7 +232,7 @@ def _asked_by(file: TraceRows, spans: Rows) -> Rows:
 
 
 def _over(file: TraceRows, spans: Rows, asked: Rows) -> Int64Column:
-    """Return, for each row, the time until which the training thread may wait for it.
+    """Return, for each collective, the time until which the training thread may wait for it.
 
     This is the end of the row or, if a layer of the model starts a collective and waits for it, the end of the
     collective. DDP's gradient hooks do not wait: the reducer waits for all buckets at the end of the backward pass.

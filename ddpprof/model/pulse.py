@@ -166,7 +166,7 @@ class PulseSteps:
 
     @property
     def own_ns(self) -> Int64Column:
-        """Own time of the rank in ns: the step without the time that it waited for other ranks, if known."""
+        """Own time of the rank in ns: the step time without the time spent waiting for other ranks, if known."""
         return self.length_ns - np.maximum(self.wait_ns, 0)
 
     def with_all_waiting(self) -> PulseSteps:

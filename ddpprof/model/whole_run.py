@@ -133,7 +133,7 @@ class Stretch:
 
     @property
     def own_ns(self) -> int:
-        """Own time of the rank in ns per step: the step without the time that it waited for other ranks."""
+        """Own time of the rank in ns per step: the step time without the time spent waiting for other ranks."""
         return self.mean_ns - (self.wait_ns or 0)
 
 

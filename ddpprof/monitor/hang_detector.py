@@ -298,7 +298,7 @@ def _lacks_stacks(evidence: Sequence[RankEvidence]) -> bool:
 
 
 def _rest_s(usual_s: float | None) -> float:
-    """Return the seconds that a step may take to finish after a pause in it."""
+    """Return how many seconds a step may take to finish after a pause."""
     return _REST_OF_FIRST_S if usual_s is None else max(_REST_S, 2 * usual_s)
 
 
@@ -320,7 +320,7 @@ def _is_by_itself(one: RankEvidence) -> bool:
 
 
 def _that_moved(evidence: Sequence[RankEvidence], within_s: float) -> list[RankEvidence]:
-    """Return the ranks whose activity began within the last seconds. There are none if the job hangs."""
+    """Return the ranks whose activity began less than `within_s` seconds ago. In a job that hangs, there are none."""
     return [one for one in evidence if not one.has_ended and one.now_ns - one.state.since_ns < within_s * 1e9]
 
 

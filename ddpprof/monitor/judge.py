@@ -142,7 +142,7 @@ def _passes(state: PulseState) -> Passes:
 
 
 def _of_extra_pass(table: Table) -> Verdict | None:
-    """Diagnose a rank that ran extra backward passes, in fewer steps or after most ranks have left the loop."""
+    """Diagnose a rank that ran more backward passes, in fewer steps or after most ranks have left the training loop."""
     early = [one for one in table if one.fault is Fault.ENDED_EARLY]
     trains_on = [one for one in table if one not in early]
     if len(trains_on) == 1 < len(early) and trains_on[0].waits_in_ddp:
@@ -259,7 +259,7 @@ def _of_all_held(table: Table) -> Verdict | None:
 
 
 def _of_free_rank(table: Table) -> Verdict | None:
-    """Diagnose a rank that does not wait for other ranks, so that they wait for it."""
+    """Diagnose a rank that does not wait for other ranks, although the other ranks wait for it."""
     free = [one for one in table if one.waits_in is None]
     if not free:
         return None

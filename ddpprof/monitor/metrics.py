@@ -80,7 +80,7 @@ class Metric:
 
 
 def read_metrics(out: Path) -> list[Metric]:
-    """Return the metrics of the job that writes into `out`; empty if it has not begun."""
+    """Return the metrics of the job that writes into `out`; empty if the job has not begun."""
     if not rundir.is_run(out):
         return []
     directory = rundir.last_attempt(out)
@@ -194,7 +194,7 @@ def check(target: MetricsTarget) -> None:
 
 
 def publish(target: MetricsTarget, out: Path) -> Callable[[], None]:
-    """Start publishing the metrics of the job that writes into `out`. Return a function that stops this.
+    """Start publishing the metrics of the job that writes into `out`. Return a function that stops publishing.
 
     Raises ``OSError``.
     """

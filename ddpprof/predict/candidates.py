@@ -42,7 +42,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A setting and its predicted step time. Without arguments and hook, it is the unchanged job."""
+    """A setting and its predicted step time. If it has neither arguments nor a hook, it is the unchanged job."""
 
     arguments: Arguments = field(default_factory=dict)
     """arguments of DDP's constructor"""

@@ -224,7 +224,7 @@ def _gradients(one: TracedPass, host: RecordedStep, buckets: Buckets) -> list[fl
 
 
 def observe_passes(ranks: Mapping[int, TracedPasses]) -> tuple[ObservedStep, ...]:
-    """Return the backward passes with the usual buckets and a known end of computation that every rank has."""
+    """Return the backward passes that every rank has, with the usual buckets and a known end of computation."""
     return tuple(_observe_passes(list(passes.values())) for passes in _common_passes(ranks).values())
 
 

@@ -169,7 +169,9 @@ def profile_of(
 def _pass_profile(
     observed: ObservedPasses, link: Link, copied: float | None, alone_ns: float | None
 ) -> tuple[PassProfile, Link]:
-    """Return the profile of one pass, and the link, with its cost to computation if the run shows it.
+    """Return the profile of one pass, and the link.
+
+    If the run shows the cost of communication to computation, it is added.
 
     `copied`: ns per byte.
     """
@@ -227,7 +229,7 @@ def _share_sent(bucket: SentBucket, now_ns: float) -> float:
 
 
 def _taken(training: Training, steps: Sequence[ObservedStep], link: Link, lost_ns: float) -> Cost:
-    """Return the cost per byte to computation, if the bytes sent during the backward pass caused its entire slowdown.
+    """Return the cost per byte to computation, assuming that the bytes sent in a backward pass caused all its slowdown.
 
     The cost is not estimated if only a small part of the gradients was sent during the backward pass.
     """

@@ -392,7 +392,7 @@ class JobRank:
             self._offer_run(agreement)
 
     def _offer_run(self, agreement: Agreement) -> None:
-        """Open the run, and announce its directory, or the problem, to the other ranks."""
+        """Open the run, and announce its directory to the other ranks. If this fails, announce the problem instead."""
         run_id, out, problem = uuid.uuid4().hex, None, None
         try:
             out = str(open_run(self._settings, run_id, self.world_size))

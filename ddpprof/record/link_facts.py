@@ -153,7 +153,7 @@ def _speed(interface: Path) -> int | None:
 
 
 def _infiniband_ports(folder: Path) -> Iterator[InfinibandPort]:
-    """Yield the active ports. Their files contain, for example, ``4: ACTIVE`` and ``200 Gb/sec (4X HDR)``."""
+    """Yield the active ports. The files of a port contain, for example, ``4: ACTIVE`` and ``200 Gb/sec (4X HDR)``."""
     with suppress(OSError):
         for port in sorted(folder.glob("*/ports/*")):
             rate = re.match(r"([\d.]+)\s*Gb/sec", _text(port / "rate"))

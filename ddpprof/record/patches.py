@@ -288,7 +288,7 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _scaler_step(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Report optimizer steps that the scaler skips because gradients overflowed. They count as training steps."""
+    """Report optimizer steps that the scaler skips because gradients overflowed. Such steps count as training steps."""
     from torch.optim import Optimizer
 
     def step(self: Any, /, optimizer: Any, *args: Any, **kwargs: Any) -> Any:

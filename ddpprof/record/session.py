@@ -616,7 +616,7 @@ def _any_optimizer_alive() -> bool:
 
 @functools.cache
 def keep_out_of_compiled_graphs() -> None:
-    """Exclude the ddpprof code that runs during training from torch.compile, but not the user functions it calls."""
+    """Exclude ddpprof's own code that runs during training from torch.compile, but not the functions that it calls."""
     import torch._dynamo.trace_rules as rules
 
     own = (module.name for module in pkgutil.iter_modules(ddpprof.record.__path__) if module.name != _COMPILED)

@@ -100,7 +100,10 @@ def _rank(summary: RankSummary, about: DrawnRank) -> _ShownRank:
 
 
 def _lines(ranks: Sequence[_ShownRank], matched: MatchedCollectives) -> NDArray[np.int64]:
-    """Return an array [n, num_ranks] of the rows that count on every rank, in the order of the lowest rank."""
+    """Return the rows of the collectives that count on every rank.
+
+    The shape is (n, num_ranks). The order is that of the lowest rank.
+    """
     if len(ranks) == 1:
         return np.flatnonzero(ranks[0].counts)[:, None]
     rows = matched.rows[(matched.rows != UNKNOWN).all(axis=1)].astype(np.int64)

@@ -67,7 +67,7 @@ def _accumulated(step: RecordedStep, module: int) -> int:
 
 
 def _superfluous(step: RecordedStep, passes: Sequence[BackwardPass]) -> Iterator[bool]:
-    """For each pass but the last, yield True if the next one adds to its gradients before the optimizer steps."""
+    """Yield, for each pass but the last, whether the next pass adds to its gradients before the optimizer steps."""
     for one, following in pairwise(passes):
         begun = one.last_ready_ns
         stepped = begun is None or any(begun <= start < following.origin_ns for start, _ in step.optimizers)

@@ -293,7 +293,7 @@ def describe_mismatches(lines: Candidates, step_numbers: Sequence[int]) -> list[
 
 
 def describe_contradictions(found: Sequence[tuple[int, ProcessGroup]]) -> list[str]:
-    """Return a sentence for each group whose list of ranks lacks ranks that take part in its collectives."""
+    """Return a sentence for each group whose list of ranks does not name all ranks that call its collectives."""
     ranks: dict[ProcessGroup, list[int]] = {}
     for rank, group in found:
         ranks.setdefault(group, []).append(rank)

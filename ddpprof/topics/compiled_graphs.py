@@ -264,13 +264,13 @@ def _small_cap(module: DdpModule) -> int:
 
 
 def _smaller_graphs(view: View) -> Change | None:
-    """Return the change to graphs of at most half the current size; ``None`` if the graphs are already small."""
+    """Return the change that makes graphs at most half as large; ``None`` if the graphs are already small."""
     cap, now = _small_cap(view.modules[0]), _cap_mib(view.modules[0])
     return _capped(view, cap) if cap <= now / 2 else None
 
 
 def _capped(view: View, cap: float) -> Change:
-    """Return the change to graphs and buckets of at most `cap` MiB that end at the same parameters."""
+    """Return the change that limits graphs and buckets to `cap` MiB, so that both end at the same parameters."""
     if view.could_take_cap_lists:
         return ddp_change(view.framework, bucket_cap_mb_list=(DEFAULT_FIRST_CAP_MIB, cap))
     return ddp_change(view.framework, bucket_cap_mb=cap)

@@ -103,7 +103,7 @@ def _kernel_algorithm(rank: Rank) -> str | None:
 
 
 def link_limit(view: View) -> LinkLimit | None:
-    """Return the path and its limit; ``None`` if unknown, or if all ranks are on one machine without NCCL."""
+    """Return the network path and its limit; ``None`` if unknown, or if all ranks are on one machine without NCCL."""
     ranks = [one.links for one in view.records.values() if one.links is not None]
     choices = view[NCCL_CHOICES] or ()
     logs = [one.log for one in choices if one.log is not None]
@@ -360,7 +360,7 @@ def _finding(
     is_twice: bool,
     numbers: Mapping[str, int | float],
 ) -> Finding:
-    """Return a finding about a path. `is_twice`: another path has at least twice the bandwidth."""
+    """Return a finding about a path. `is_twice`: whether another path has at least twice the bandwidth."""
     predicted = view.predictions.double_link if is_twice else None
     if predicted is not None and predicted.gain_ns <= 0:
         predicted = None

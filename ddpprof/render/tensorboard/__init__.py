@@ -273,7 +273,7 @@ def settings_of(report: Report) -> dict[str, str | int | float]:
 
 
 def _value(value: str | float) -> str | int | float:
-    """Convert text that is a number to a number, because TensorBoard sorts by it."""
+    """Convert text that is a number to a number, because TensorBoard sorts by this value."""
     if not isinstance(value, str):
         return value
     return float(value) if _NUMBER.fullmatch(value) else clean(value, most=_LONGEST)
