@@ -423,7 +423,7 @@ def usual_step_in_words(run: Path) -> str:
 
 
 def _announce(experiment: Experiment, trial: Trial | None, done: int, left: str) -> None:
-    """Show which trial is running, in a line that the next one overwrites, if stdout is a terminal."""
+    """If stdout is a terminal, show which trial is running, in a line that the next one overwrites."""
     from ddpprof.layout import clean
 
     if trial is not None and _redraws():

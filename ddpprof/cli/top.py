@@ -174,7 +174,7 @@ def _no_key(at_most_s: float) -> str:
 
 
 def _hang_lines(directory: Path, now: Overview) -> list[str]:
-    """Return the verdict if the job hangs, as lines of text."""
+    """If the job hangs, return the verdict as lines of text."""
     from ddpprof.monitor.pulse_files import read_verdict
     from ddpprof.topics.hang_words import verdict_lines
 

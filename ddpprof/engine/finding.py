@@ -178,7 +178,7 @@ def loader_change(framework: str | None, num_workers: int, persistent: bool) -> 
 
 
 def compilation_change(optimize_ddp: str | None = None, compile_order: str | None = None) -> Change:
-    """Return a change of `OptimizeDdp` or of `CompileOrder`, to the given value."""
+    """Return the change that sets `OptimizeDdp` or `CompileOrder` to the given value."""
     if compile_order is not None:
         return Change(ChangeKind.COMPILATION, {"compile_order": compile_order}, _ORDERS[compile_order])
     code = f'torch._dynamo.config.optimize_ddp = "{optimize_ddp}", before DDP is constructed'
@@ -253,7 +253,10 @@ class Finding:
 
     @property
     def is_guess(self) -> bool:
-        """Whether only a replay could predict the gain, and there is none. `gain_ns` is then only an upper bound."""
+        """Whether the gain is a guess, because it could not be predicted by a replay.
+
+        `gain_ns` is then only an upper bound.
+        """
         return self.predicted is None and self.rule in _REPLAYED
 
     @property

@@ -145,7 +145,7 @@ _TIMEOUT = {
 
 
 def or_join(framework: str | None) -> str:
-    """Return a note on how to train with uneven numbers of batches, or an empty string if there is no way."""
+    """Return a note on how to train with uneven numbers of batches; empty if the framework does not support it."""
     if framework == "accelerate":
         return "; or train within `with accelerator.join_uneven_inputs([model]):`"
     return "" if framework is not None else f"; or {TRAIN_WITHIN_JOIN}"

@@ -1,4 +1,4 @@
-"""Measure the overhead of DDP: the difference of the step time with and without DDP, divided into parts."""
+"""Measure the overhead of DDP: the difference between the step times with and without DDP, divided into parts."""
 
 from __future__ import annotations
 

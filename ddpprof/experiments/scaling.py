@@ -178,6 +178,6 @@ def _lost(
 
 
 def _parts(results: Sequence[TrialResult], variant: int, step_ns: float) -> StepParts | None:
-    """Return the means over rounds, scaled to add up to `step_ns`."""
+    """Return the parts of a step as means over rounds, scaled to add up to `step_ns`."""
     found = mean_of(StepParts, [r.parts for r in results if r.trial.variant == variant and r.parts is not None])
     return None if found is None else scaled(found, step_ns / found.step_ns)

@@ -296,7 +296,7 @@ _ORDER_OF_TWO = 2
 
 
 def keeps_order(arguments: Iterable[str], world_size: int | None) -> bool:
-    """Return True if DDP still adds the same numbers in the same order after a change of these arguments."""
+    """Return True if DDP still adds the same numbers in the same order when these arguments are changed."""
     return (world_size or 1) <= _ORDER_OF_TWO or not any(name in _OF_BUCKETS for name in arguments)
 
 

@@ -24,7 +24,7 @@ _OF_THIS_MACHINE = ("file://", "local://")
 
 
 def location(text: str) -> Location:
-    """Return the path for a path or URL given as text. Raises `DdpprofError` if no driver for it is installed."""
+    """Convert a string with a path or URL to a path. Raises `DdpprofError` if no driver for the URL is installed."""
     if _SCHEME not in text:
         return Path(text)
     text = _NAME_OF_SCHEME.sub(lambda scheme: scheme[0].lower(), text)

@@ -66,7 +66,7 @@ def as_int(value: object) -> int | None:
 
 
 def integers(values: Sequence[object]) -> Int64Column:
-    """Return the values as integers. Values that are not integers become 0; nearly all files have none."""
+    """Return the values as integers. Values that are not integers become 0; in nearly all files, there are none."""
     if set(map(type, values)) == {int}:
         try:
             return np.array(values, np.int64)

@@ -101,7 +101,7 @@ _READERS = 8
 
 @dataclass(frozen=True, slots=True)
 class FoundTraces:
-    """Trace files by rank, sorted by name, and messages about files left out and ranks assumed."""
+    """Trace files by rank, sorted by name. The messages are about files left out, and ranks that had to be assumed."""
 
     ranks: dict[int, tuple[Location, ...]]
     missing: tuple[str, ...]

@@ -162,7 +162,10 @@ def load_losses(directory: Location, rank: int) -> Losses | None:
 
 
 def shown_attempt(attempts: Mapping[int, Location]) -> int:
-    """Return the number of the last attempt with recorded steps or, if there is none, the last with any rank's file."""
+    """Return the number of the last attempt with recorded steps.
+
+    If no attempt has any, return the last one with files.
+    """
     with_steps = [number for number, path in attempts.items() if _has_steps(path)]
     with_ranks = [number for number, path in attempts.items() if ranks_in(path)]
     return max(with_steps or with_ranks, default=0)

@@ -214,7 +214,10 @@ class PulseSummaries:
 
 @dataclass(frozen=True, slots=True)
 class PulseSamples:
-    """Table of samples, in order. Columns have shape (samples,). Totals count from the start of process or machine."""
+    """Table of samples, in order. Columns have shape (samples,).
+
+    Totals count from the start of the process or machine.
+    """
 
     at_ns: Int64Column
     memory_bytes: Int64Column

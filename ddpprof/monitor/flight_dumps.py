@@ -104,7 +104,10 @@ def read_dump(path: Path) -> tuple[DumpedCollective, ...]:
 
 
 def _unpickled(content: bytes) -> Any:
-    """Unpickle a dump. Memo indices are checked first, because the unpickler allocates memory up to the highest."""
+    """Unpickle a dump.
+
+    Memo indices are checked first, because the unpickler allocates memory up to the highest index.
+    """
     for number_of_opcodes, (opcode, argument, _) in enumerate(pickletools.genops(content), 1):
         if opcode.name in _PUTS and int(argument or 0) > number_of_opcodes:
             raise pickle.UnpicklingError(

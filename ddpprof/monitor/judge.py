@@ -81,7 +81,7 @@ def judge(evidence: Sequence[RankEvidence]) -> Verdict:
 
 
 def _communicator(table: Table) -> ras.Communicator:
-    """Return what NCCL's RAS reported about the ranks; empty if it was not queried or did not answer."""
+    """Return what NCCL's RAS reported about the ranks; empty if RAS was not queried or did not answer."""
     return {one.rank: one.evidence.nccl for one in table if one.evidence.nccl is not None}
 
 

@@ -92,7 +92,7 @@ def _sampled(files: Sequence[RankFiles], late: Sequence[int], sample: int) -> li
 
 
 def _suspects(files: Iterable[RankFiles]) -> list[int]:
-    """Return the ranks for which other ranks wait according to the light recording, latest first."""
+    """Return the ranks for which other ranks wait according to the light recording, longest delay first."""
     progress = {one.rank: _progress(one) for one in files if one.rank is not None}
     found = find_stragglers({rank: rows for rank, rows in progress.items() if rows})
     return [one.rank for one in found.stragglers] if found is not None else []

@@ -152,7 +152,7 @@ def _observe(ranks: Sequence[RecordedStep], num_buckets: Sequence[int], one_cloc
 
 
 def _num_accumulated(part: RecordedStep, module: int) -> int:
-    """Return the number of the module's backward passes in the part. Several forward passes may share one."""
+    """Return the number of the module's backward passes in `part`. Several forward passes may share a backward pass."""
     forwards = [one for one in part.forwards if one.module == module and one.has_gradients]
     num_per_pass = sum(one.synchronises for one in forwards)
     return len(forwards) // num_per_pass if num_per_pass else 1

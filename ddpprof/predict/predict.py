@@ -267,7 +267,7 @@ def _bucket_bytes(trainings: Sequence[Training]) -> tuple[int, ...]:
 
 
 def num_ranks(setting: Setting, training: Training, network: Network) -> int:
-    """Return the world size to predict: the setting's, the run's or, if the run has a single rank, the network's."""
+    """Return the world size to predict, from the setting, the run or, if the run has a single rank, the network."""
     return setting.world_size or (training.world_size if training.world_size > 1 else network.world_size)
 
 

@@ -419,7 +419,7 @@ class Session(Listener):
             raise SystemExit(1)
 
     def _write_last_facts(self, ended: str, without_modules: bool) -> None:
-        """Write the facts and how the recording ended.
+        """Write the facts about the rank, and how the recording ended.
 
         If this fails and `without_modules` is set, try again without the facts about modules.
         """

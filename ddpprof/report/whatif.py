@@ -212,7 +212,7 @@ class PredictedSetting:
 
 @dataclass(frozen=True, slots=True)
 class NetworkReport:
-    """The network, as measured, without the changes of any setting."""
+    """The network as measured, without changes made by a setting."""
 
     is_benched: bool
     """True if measured by `ddpprof netbench`; False if derived from the buckets of the run"""

@@ -157,7 +157,10 @@ def binomial_tail(successes: int, trials: int, chance: float) -> float:
 
 
 def student_tail(t: float, degrees: int) -> float:
-    """Return P(T >= t) for Student's t distribution with at least one degree of freedom. May be 0 below 1e-16."""
+    """Return P(T >= t) for Student's t distribution with at least one degree of freedom.
+
+    Values below 1e-16 may be 0.
+    """
     angle = atan(t / sqrt(degrees))
     odd = degrees % 2
     term = cos(angle) if odd else 1.0

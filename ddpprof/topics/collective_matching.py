@@ -224,7 +224,7 @@ class MatchedCollectives:
         return len(self.rows)
 
     def gather(self, ranks: Sequence[RankCollectives], column: Callable[[RankCollectives], Int64Column]) -> Int64Column:
-        """Return an array [n, num_ranks] with the column's value on each rank, and 0 where ``rows`` is `UNKNOWN`."""
+        """Return an array of shape (n, num_ranks) with the column's values; 0 where ``rows`` is `UNKNOWN`."""
         by_number = {rank.rank: rank for rank in ranks}
         values = np.zeros(self.rows.shape, np.int64)
         for index, number in enumerate(self.ranks):

@@ -125,7 +125,7 @@ def rank_end(record: Record, modules: Sequence[DdpModule] | None = None) -> Rank
 
 
 def with_exits(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> tuple[RankEnd, ...]:
-    """Return the ends with the exit codes that the parent processes recorded."""
+    """Add the exit codes recorded by the parent processes to the ends of the ranks."""
 
     def seen(end: RankEnd) -> RankEnd:
         found = next((one for one in exits if one.exit_code and _is_of(one, end)), None)
@@ -167,7 +167,7 @@ def _is_of(one: ProcessExit, end: RankEnd) -> bool:
 
 
 def _known_by_exit_alone(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> list[RankEnd]:
-    """Return the ends of ranks that have an exit code but no readable record."""
+    """Return a `RankEnd` for each rank that has an exit code but no readable record."""
     known = {end.rank for end in ends}
     unknown = {one.rank: one for one in exits if one.rank is not None and one.rank not in known and one.exit_code}
     return [

@@ -22,7 +22,7 @@ from ddpprof.topics.data import DATA
 
 
 class Passes(NamedTuple):
-    """Numbers of passes of one rank through its DDP modules."""
+    """Numbers of forward and backward passes of one rank through its DDP modules."""
 
     num_backward: int
     """number of synchronised backward passes that the rank has begun"""

@@ -216,7 +216,7 @@ _OF_TRAINING = (Mark.FORWARD, Mark.BACKWARD, Mark.OPTIMIZER, Mark.DATA, Mark.DAT
 
 
 def _latency(trace: Trace) -> int:
-    """Return the launch latency in ns, without communication, which may run on host threads."""
+    """Return the launch latency in ns. Communication is ignored, because it may run on host threads."""
     delays = [
         int((table.start_ns - table.launched_ns).min(where=table.launched_ns != UNKNOWN, initial=_NEVER))
         for table in (trace.compute, trace.copies)

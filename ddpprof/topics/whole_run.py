@@ -88,7 +88,7 @@ def _took_ns(one: StepSlowdown, run: WholeRun) -> int:
 
 
 def _at_first_and_last(run: WholeRun) -> str:
-    """Return the median step time at the start and at the end of the run, without recorded and other special steps."""
+    """Return the median step time at the start and at the end of the run, without steps that have a `StepFlag`."""
     stretches = run.shown.stretches if run.shown is not None else ()
     parts = [one for one in stretches if one.num_flagged < one.num_steps]
     if len(parts) < 2 or parts[0].num_steps < _LEAST_STEPS:

@@ -154,7 +154,7 @@ def _document(text: bytes | bytearray) -> _Document:
 
 
 def _add_document(reader: EventReader, text: bytes | bytearray) -> _Document:
-    """Add the events of a document to the reader, and return the document. It must have ``traceEvents``."""
+    """Add the events of a document to the reader, and return the document, which must have ``traceEvents``."""
     document = _document(text)
     if not document.events:
         raise UnreadableError("is not a profiler trace: it is JSON without traceEvents")

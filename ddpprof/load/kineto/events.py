@@ -310,7 +310,10 @@ _ANY: tuple[Callable[[Text], Sequence[_AnyEvent | _AnyExactEvent]], ...] = (
 
 
 def span_type(*, exact: bool, with_arguments: bool) -> SpanType:
-    """Return the type to decode spans to. `with_arguments`: decode ``args`` to `Arguments`, instead of keeping text."""
+    """Return the type into which spans are decoded.
+
+    `with_arguments`: whether ``args`` are decoded to `Arguments`, instead of being kept as text.
+    """
     return (_DECODED if with_arguments else _RAW)[exact]
 
 

@@ -221,7 +221,7 @@ def _span(row: BucketRow, stage: int) -> tuple[int, int] | None:
 
 
 def _stage(rows: Sequence[BucketRow], stage: int) -> dict[str, Any]:
-    """Return the bars of one stage, for all buckets whose start and end of the stage are known."""
+    """Return the bars of one stage, for all buckets for which the start and end of the stage are known."""
     name, role = _STAGES[stage]
     known = [(row, *span) for row in rows if (span := _span(row, stage)) is not None]
     labels = [bucket_label(row.module, row.index, row.num_bytes) for row, _, _ in known]

@@ -411,7 +411,7 @@ def smaller_cap(module: DdpModule, buckets: Sequence[BucketRow]) -> int:
 
 
 def call_for(framework: str | None, new: NewBuckets) -> str:
-    """Return how to get these buckets from DDP, as the end of a sentence."""
+    """Return the end of a sentence that says how to make DDP build these buckets."""
     if new.is_default:
         return without_ddp_argument(framework, "bucket_cap_mb")
     if new.predicted is None:
@@ -422,7 +422,7 @@ def call_for(framework: str | None, new: NewBuckets) -> str:
 
 
 def advised_buckets(predictions: Predictions, module: DdpModule, buckets: Sequence[BucketRow]) -> NewBuckets:
-    """Return the best buckets found by the replay; without a replay, the buckets under a quarter of the cap."""
+    """Return the best buckets found by the replay. If there is none, return the buckets under a quarter of the cap."""
     if predictions.best_buckets is not None:
         return predictions.best_buckets
     cap = smaller_cap(module, buckets)

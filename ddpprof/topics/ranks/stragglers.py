@@ -134,7 +134,7 @@ class _CommonSteps:
         self.is_last = (self.own == longest) & (longest > next_to_it)
 
     def lateness(self, values: Int64Column, row: int) -> _Floats:
-        """Return an array [num_steps] with the excess over the median of the other ranks."""
+        """Return, for each step, by how much the value of one rank exceeds the median of the other ranks."""
         late: _Floats = values[row] - np.median(np.delete(values, row, axis=0), axis=0)
         return late
 
