@@ -171,8 +171,7 @@ def _judge_dumps(folder: Path, form: str) -> int:
             for group, rank in lonely_calls(called).items()
         )
         said = (
-            f"{count(len(dumps), 'rank')} called the same collectives: no rank stands out in the flight-recorder "
-            f"dumps.{lonely}"
+            f"{count(len(dumps), 'rank')} called the same collectives, according to the flight-recorder dumps.{lonely}"
         )
         return _say_well(said, form)
     _print(verdict, form)

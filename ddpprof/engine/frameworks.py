@@ -172,12 +172,12 @@ def divide_data(framework: str | None, loader: Loader) -> str:
 
 
 _DIVISION = {
-    "transformers": "The Trainer shards the DataLoaders that it creates. If you create your own, return it from "
-    "get_train_dataloader through self.accelerator.prepare(…).",
-    "accelerate": "Let Accelerate shard it: loader = accelerator.prepare(loader).",
-    "lightning": "Let the Trainer shard it: leave use_distributed_sampler at True, and use a map-style dataset. An "
-    "IterableDataset must shard its data itself.",
-    "fabric": "Let Fabric shard it: loader = fabric.setup_dataloaders(loader).",
+    "transformers": "The Trainer shards the DataLoaders that it creates. If you override get_train_dataloader, return "
+    "self.accelerator.prepare(loader), which shards your own DataLoader.",
+    "accelerate": "Let Accelerate shard the data: loader = accelerator.prepare(loader).",
+    "lightning": "Let the Trainer shard the data: leave use_distributed_sampler at True, and use a map-style dataset. "
+    "An IterableDataset must shard its data itself.",
+    "fabric": "Let Fabric shard the data: loader = fabric.setup_dataloaders(loader).",
 }
 
 

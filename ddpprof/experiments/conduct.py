@@ -177,7 +177,7 @@ _LEAST_LIMIT_S = 300.0
 
 
 def _has_nothing_to_compare(experiment: Experiment, failed: Collection[int]) -> bool:
-    """Return True if `ddpprof try` cannot compare, because the unchanged job failed, or the job with each change."""
+    """Return True if `ddpprof try` cannot compare: the unchanged job has failed, or the job with each change has."""
     is_over = 0 in failed or len(failed) >= len(experiment.variants) - 1
     return experiment.kind is ExperimentKind.TRY and bool(failed) and is_over
 

@@ -201,7 +201,7 @@ class _Checked:
         if self._num_bytes > _ALWAYS_ALLOWED and self._num_bytes > self._limits.inflation * self._file.tell():
             raise UnreadableError(
                 f"does not look like a trace: it decompresses to more than {self._limits.inflation} times its size. "
-                f"If it is one, raise the limit with {MAX_TRACE_OPTION}"
+                f"If it is a trace, raise the limit with {MAX_TRACE_OPTION}"
             )
         return chunk
 

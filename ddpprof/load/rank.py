@@ -345,7 +345,7 @@ def _why_no_trace(record: Record | None) -> str:
     if record.ended == "finished":
         num_profiled = sum(step.mode is StepMode.PROFILED for step in record.steps)
         if not num_profiled:
-            return "training finished before the profiled steps did"
+            return "training finished before the profiled steps were complete"
         profiled = f"{num_profiled} steps were" if num_profiled > 1 else "one step was"
         return f"the file is missing, although {profiled} profiled"
     if record.ended == "interrupted":

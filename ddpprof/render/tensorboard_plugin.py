@@ -84,7 +84,7 @@ def plugin_views(ranks: Iterable[tuple[RankSummary, DrawnRank]]) -> PluginViews:
 def _rank(summary: RankSummary, about: DrawnRank) -> _ShownRank:
     found = summary.of(ACROSS)
     assert found is not None, "every rank is measured"
-    assert found.traced is not None, "a rank that is drawn has a trace"
+    assert found.traced is not None, "only ranks with a trace have a drawing"
     table = found.traced.collectives
     comm = table.collectives
     on_host = any(about.names[name].startswith(_HOST_BACKENDS) for name in np.unique(comm.name).tolist())

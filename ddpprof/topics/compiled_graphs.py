@@ -171,13 +171,14 @@ def one_graph(found: CompiledGraphs, view: View) -> Iterator[Finding]:
     change = _smaller_graphs(view) if is_cut else compilation_change(optimize_ddp=OptimizeDdp.DDP_OPTIMIZER)
     if change is None:
         return
-    cut = "split it into smaller graphs" if is_cut else "let torch.compile split it into one graph per bucket"
+    by_bucket = "let torch.compile split the model into one graph per bucket"
+    cut = "split the model into smaller graphs" if is_cut else by_bucket
     yield Finding(
         "compiled-graphs",
         "The model is compiled as one graph, so no gradient is ready before its backward pass ends",
         f"all gradients become ready together, {in_ms(found.groups_ns[0])} after the forward; "
         f"{in_ms(view.exposed_ns or 0)} of communication per step, from all buckets, is exposed",
-        f"To overlap, {cut}: {change.code}. {_compare(view)}",
+        f"To overlap communication with computation, {cut}: {change.code}. {_compare(view)}",
         min(view.exposed_ns or 0, found.groups_ns[0]),
         cause_ns=view.exposed_ns,
         change=change,
@@ -234,7 +235,7 @@ def few_graphs(found: CompiledGraphs, view: View) -> Iterator[Finding]:
         f"bucket {largest.index} holds {size(largest.num_bytes or 0)} of {size(total)}, and its gradients become ready "
         f"together, {in_ms(largest.ready_ns or 0)} after the forward; {in_ms(view.exposed_ns)} of communication per "
         "step is exposed",
-        f"Split it into smaller graphs that end where buckets end: {change.code}. {_compare(view)}",
+        f"Split the model into smaller graphs that end where buckets end: {change.code}. {_compare(view)}",
         gain_ns,
         cause_ns=view.exposed_ns,
         subject={"bucket": largest.index},

@@ -216,8 +216,8 @@ def _straggler(summary: HorovodSummary, gain: int, trailing: int, evidence: str,
         "horovod-straggler",
         f"Rank 0 waits {in_ms(gain)} per step for {whom}, after its own gradients are ready",
         evidence,
-        "Check what that rank does before its gradients are ready: data loading, larger batches, or a slower or "
-        "busier machine. A shorter HOROVOD_CYCLE_TIME does not help.",
+        "Check the late ranks for slow data loading, larger batches, and slower or busier machines. A shorter "
+        "HOROVOD_CYCLE_TIME does not help.",
         gain,
         numbers=only_known(waiting_ns=gain, trailing_ns=trailing),
     )

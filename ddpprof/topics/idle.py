@@ -254,7 +254,7 @@ def host_reads(_late_ns: int, view: View) -> Iterator[Finding]:
         "host-reads",
         "The accelerator is idle because the script reads its results"
         + (f" {_num_calls(reads) / max(1, reads[0].num_steps):.3g} times per step" if reads else ""),
-        "; ".join((f"it is idle for {in_ms(read_ns)} per step after such reads", *lines)),
+        "; ".join((f"the accelerator is idle for {in_ms(read_ns)} per step after such reads", *lines)),
         "Keep values on the device: add up losses and metrics as detached tensors, and call .item() only when they are "
         "logged. Replace Python conditions on tensors with torch.where, and copy with non_blocking=True into pinned "
         "memory.",

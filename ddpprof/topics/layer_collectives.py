@@ -45,7 +45,7 @@ class LayerCalls:
         int, Number("time during which at least one of these collectives runs, including waiting for other ranks")
     ]
     exposed_ns: Annotated[
-        int, Number("part of this time during which neither computation nor other communication runs")
+        int, Number("part of `time_ns` during which neither computation nor other communication runs")
     ]
 
 

@@ -320,8 +320,8 @@ def _infiniband_change(settings: Mapping[str, str], nccl: NcclChoices | None) ->
     found = "NCCL found no InfiniBand device. " if nccl is not None and nccl.found_no_infiniband else ""
     return None, (
         f"{found}Make the devices available to the ranks: a container needs /dev/infiniband (docker run "
-        "--device=/dev/infiniband --ulimit memlock=-1) and libibverbs. ibv_devinfo inside it lists what NCCL can use; "
-        "--nccl-log shows what NCCL finds."
+        "--device=/dev/infiniband --ulimit memlock=-1) and libibverbs. ibv_devinfo in the container lists what NCCL "
+        "can use; --nccl-log shows what NCCL finds."
     )
 
 
@@ -402,7 +402,7 @@ def no_peer_access(limit: LinkLimit, view: View) -> Iterator[Finding]:
         said = f"no peer-to-peer access between GPUs {named}"
         advice = (
             "nvidia-smi topo -p2p r shows which pairs have access. In virtual machines and with an IOMMU, PCIe access "
-            "control (ACS) prevents peer-to-peer access; GeForce cards do not support it. If it cannot be enabled, "
+            "control (ACS) prevents peer-to-peer access; GeForce cards do not support it. If you cannot enable it, "
             "send fewer bytes, or hide more of the communication behind computation."
         )
     else:

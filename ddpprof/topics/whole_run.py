@@ -177,7 +177,8 @@ def _stretch_table(one: RankWholeRun, *, on_accelerator: bool) -> Table:
             "waiting ms": lambda part: ms(part.wait_ns),
         },
         note=notes(
-            "median: excluding steps with special events; phases are means; backward: includes all waiting",
+            "median: without steps that save, evaluate or are recorded; phases are means; backward: includes all "
+            "waiting",
             "all times are host times: the time to launch the device's work" if on_accelerator else "",
         ),
     )

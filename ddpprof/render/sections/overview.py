@@ -298,7 +298,7 @@ def verdict_of_steps(report: Report) -> StepVerdict:
 
 
 _IDLE_OF_DEVICE = "idle time of the accelerator"
-_IDLE_OF_HOST = "time between operations, such as Python code"
+_IDLE_OF_HOST = "time between operations, for example in Python code"
 
 
 def _larger_cost(steps: Sequence[StepReport], exposed_ns: float, profiled_ns: float, idle: str) -> str:

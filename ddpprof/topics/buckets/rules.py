@@ -79,7 +79,7 @@ def trailing_communication(rows: Rows, view: View) -> Iterator[Finding]:
             f"{in_ms(view.trailing_ns)} of gradient communication per step runs after the last op of "
             f"{_backward(passes)} on every rank; {_all(buckets)} {in_ms(comm)} to transfer, and "
             f"{'only ' if comm > window else ''}{in_ms(window)} of the backward pass remains after the first gradient "
-            "to hide this"
+            "to hide the transfer"
         )
         if (comm > 2 * window) if len(buckets) == 1 else (comm - passes * transfers[-1] > window):
             if _total_bytes(buckets) < len(buckets) * MIB:

@@ -67,7 +67,9 @@ def straggler(lateness: Lateness, view: View) -> Iterator[Finding]:
             f"over the whole run ({lateness.watched_ns / 1e9:.0f} s) it was late by {in_ms(late_all_along_ns)} per step"
         )
     if slept_ns:
-        evidence.append(f"for about {in_ms(slept_ns)} of it, its training thread neither ran nor waited for a core")
+        evidence.append(
+            f"for about {in_ms(slept_ns)} of this time, its training thread neither ran nor waited for a core"
+        )
     longer = f"--no-profiler --steps {_steps_to_tell(view.step_ns)}" if may_be_other_work else None
     if longer is not None:
         evidence.append(
@@ -225,12 +227,12 @@ _ADVICE = {
     "evaluation.",
 }
 _ON_ACCELERATOR = (
-    "Check its device: clocks and temperature (nvidia-smi -q -d CLOCK,TEMPERATURE,PERFORMANCE), other processes on "
-    "it, its CPU cores, and whether its batches are larger."
+    "Check the device of this rank: its clocks and temperature (nvidia-smi -q -d CLOCK,TEMPERATURE,PERFORMANCE), and "
+    "other processes that use it. Also check the rank's CPU cores, and whether its batches are larger."
 )
 _ON_CPU = (
-    "Check its CPU cores: their clock rate, and other processes that run on them. Check whether its batches are "
-    "larger, and whether its code waits for a lock, a disk or the network."
+    "Check the CPU cores of this rank: their clock rate, and other processes that run on them. Also check whether the "
+    "rank's batches are larger, and whether its code waits for a lock, a disk or the network."
 )
 _SLEEPING = (
     "Check what this rank waits for that the other ranks do not: a lock, a disk, the network or a sleep. While the job "
