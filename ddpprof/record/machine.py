@@ -85,7 +85,7 @@ class MemoryNotes:
 
 
 class PeakNotes(Listener):
-    """Records in which part of a step the peaks of memory grow. It is bound in the steps before the recorded steps."""
+    """Records in which part of a step the peaks of memory grow. Bound in the steps before the recorded ones."""
 
     def __init__(self, memory: MemoryNotes) -> None:
         self._memory = memory

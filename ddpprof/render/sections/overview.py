@@ -92,7 +92,7 @@ def first_words(finding: Finding) -> str:
 
 
 def gain_sentence(finding: Finding) -> str:
-    """Return a sentence on the gain, to be placed after the title; empty if the gain is unknown."""
+    """Return a sentence on the gain that follows the title; empty if the gain is unknown."""
     if finding.expected_ns is None:
         return ""
     if finding.measured is not None:
