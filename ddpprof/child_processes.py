@@ -86,14 +86,17 @@ def start(
 ) -> Process:
     """Start a process that ends when this process ends. Raises ``OSError``.
 
-    `begin`: runs first in the new process. If this process has threads, it must be ``None``, and the child must end by
-    itself. `options`: arguments of ``subprocess.Popen``.
+    `begin`: function that the new process runs first. If this process has threads, `begin` must be ``None``, and the
+    child must end by itself. `options`: arguments of ``subprocess.Popen``.
     """
     return subprocess.Popen(command, env=environment, preexec_fn=begin, **options)  # noqa: PLW1509 (no threads here)
 
 
 def helper_environment() -> dict[str, str]:
-    """Return the environment for a helper process that runs no user code: `SAFE_PATH`, and no secrets of the user."""
+    """Return the environment for a helper process that runs no user code.
+
+    It has `SAFE_PATH` and no secrets of the user.
+    """
     return {name: value for name, value in os.environ.items() if not is_secret(name, value)} | SAFE_PATH
 
 

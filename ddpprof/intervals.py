@@ -157,7 +157,10 @@ def by_thread(rows: NDArray[np.int64], thread: Int64Column) -> list[NDArray[np.i
 
 
 def _near(spans: Spans, other: Spans) -> Spans:
-    """Return a subset of ``spans`` that includes all that overlap ``other``, because sorting all would be expensive."""
+    """Return a subset of ``spans`` that includes every span that overlaps ``other``.
+
+    Sorting all spans would be expensive.
+    """
     if len(spans) <= _MANY_TIMES * len(other):
         return spans
     first = np.searchsorted(spans.end_ns, other.start_ns, side="right")

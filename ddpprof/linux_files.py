@@ -57,7 +57,7 @@ def groups_around(controller: str, root: Path = _ROOT) -> Iterator[Path]:
 
 
 def cpu_quota(root: Path = _ROOT) -> float | None:
-    """Return the number of cores that control groups allow this process to use; ``None`` without a CPU quota."""
+    """Return the number of cores that control groups allow this process to use; ``None`` if there is no CPU quota."""
     limits = []
     for group in groups_around("cpu", root):
         with suppress(OSError, ValueError):

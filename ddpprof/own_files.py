@@ -72,12 +72,12 @@ def _open(path: Path, flags: int, mode: int = 0o777) -> int:
 
 
 def create(path: Path) -> int:
-    """Return the descriptor of a new file. Raises ``OSError``, also if the name exists."""
+    """Return the descriptor of a new file. Raises ``OSError``, for example if the name exists."""
     return _open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _mode(0o644))
 
 
 def append_to(path: Path) -> int:
-    """Return a descriptor that appends to the file, created if necessary. Raises ``OSError`` for a link."""
+    """Return a descriptor that appends to the file. If necessary, create the file. Raises ``OSError`` for a link."""
     return _open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, _mode(0o644))
 
 
@@ -88,7 +88,7 @@ def overwrite(path: Path) -> int:
 
 
 def open_regular(path: Path) -> int:
-    """Return a descriptor for reading a file. Raises ``OSError``, also if it is a link, a pipe or a device."""
+    """Return a descriptor for reading a file. Raises ``OSError``, for example if it is a link, a pipe or a device."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -99,8 +99,8 @@ def open_regular(path: Path) -> int:
 def create_locked(path: Path, num_bytes: int, begin: bytes) -> int:
     """Return the descriptor of a new file that only this user can read, locked until the descriptor is closed.
 
-    The file appears already locked and `num_bytes` long, with `begin` as its first bytes. Raises ``OSError``, also if
-    there is not enough space for it.
+    The file appears already locked and `num_bytes` long, with `begin` as its first bytes. Raises ``OSError``, for
+    example if there is not enough space.
     """
     part = path.with_name(f".{path.name}")
     file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -318,7 +318,7 @@ def is_folder(path: Path) -> bool:
 
 
 def make_named_folder(path: Path) -> None:
-    """Create a folder whose path was chosen by the user, if necessary. It may be a link. Raises ``OSError``."""
+    """Create a folder whose path was chosen by the user, if necessary. The path may be a link. Raises ``OSError``."""
     path.mkdir(_mode(0o755), parents=True, exist_ok=True)
 
 
@@ -341,7 +341,7 @@ def remove_file(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create the folder if necessary. Raises ``OSError``, also if the path is a link."""
+    """Create the folder if necessary. Raises ``OSError``, for example if the path is a link."""
     if path.is_symlink():
         raise OSError(errno.ELOOP, "it is a link, and ddpprof does not follow links when it writes to a run", str(path))
     path.mkdir(_mode(0o755), parents=True, exist_ok=True)

@@ -72,7 +72,7 @@ def is_profiled(rank: int, world_size: int, chosen: Spans) -> bool:
 
 
 def rule(world_size: int, chosen: Spans) -> str | None:
-    """Return a sentence that says which ranks are profiled; ``None`` if all are."""
+    """Return a sentence that says which ranks are profiled; ``None`` if all ranks are profiled."""
     if chosen:
         named = ", ".join(f"{first}-{last}" if first < last else str(first) for first, last in chosen)
         return f"only these of the {world_size} ranks were profiled, as requested by --profile-ranks: {named}"

@@ -1,4 +1,9 @@
-"""The command-line interface. Commands parse, call and print, and import heavy modules only when needed."""
+"""The command-line interface.
+
+Each command parses its options, calls the library and prints the result.
+
+Heavy modules are imported only when needed.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +87,7 @@ def _prepare_process() -> None:
 
 
 def _interrupt_again(unraisable: UnraisableHookArgs) -> None:
-    """Send a signal again if its exception was raised where Python ignores it, for example while an import ends."""
+    """Send a signal again if Python ignored the exception raised by its handler, as at the end of an import."""
     error = unraisable.exc_value
     if isinstance(error, KeyboardInterrupt):
         number = int(signal.SIGINT)

@@ -193,7 +193,10 @@ class Preset:
 
 @cache
 def presets() -> Mapping[str, Preset]:
-    """Return the options that are set, by name. Raises `DdpprofError` if the file has an unknown option."""
+    """Return the options that the environment or the project's file sets, by name.
+
+    Raises `DdpprofError` if the file has an unknown option.
+    """
     of_file = _in_file()
     of_environment = {
         name: Preset(value, variable)

@@ -1,4 +1,4 @@
-"""`ddpprof capture`: profile the next steps of a running job on all ranks, by a request through its socket."""
+"""`ddpprof capture`: profile the next steps of a running job on all ranks. The request is sent to the job's socket."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def run_diagnose(options: argparse.Namespace) -> int:
 
 
 def _starts_again(run: Path, directory: Path) -> bool:
-    """Return True if an earlier attempt of the job was watched, and the last one (`directory`) may be starting."""
+    """Return True if an earlier attempt of the job was watched, and the last attempt (`directory`) may be starting."""
     from ddpprof import rundir
     from ddpprof.load.record import load_exits
     from ddpprof.model.json_files import last_exit_of_job
@@ -171,8 +171,7 @@ def _judge_dumps(folder: Path, form: str) -> int:
             for group, rank in lonely_calls(called).items()
         )
         said = (
-            f"{count(len(dumps), 'rank')} called the same collectives: no rank stands out in the flight-recorder "
-            f"dumps.{lonely}"
+            f"{count(len(dumps), 'rank')} called the same collectives, according to the flight-recorder dumps.{lonely}"
         )
         return _say_well(said, form)
     _print(verdict, form)

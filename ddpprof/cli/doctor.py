@@ -55,7 +55,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def run_doctor(options: argparse.Namespace) -> int:
-    """Run the checks. Return 1 if one fails."""
+    """Run the checks. Return the exit code, which is 1 if a check fails."""
     from ddpprof.doctor import document, examine
     from ddpprof.doctor.checks import CheckStatus
     from ddpprof.record import launch
@@ -101,7 +101,7 @@ def _show(outcome: CheckResult) -> None:
 
 
 def _show_progress(text: str) -> None:
-    """Show on a terminal which check is running, in a line that the next one overwrites."""
+    """Show on a terminal which check is running. The next call overwrites the line."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\033[K{text}")
         sys.stderr.flush()

@@ -109,7 +109,7 @@ def _add_options(parser: argparse.ArgumentParser, kind: str, rounds: int) -> Non
 
 
 def add_place_options(parser: argparse.ArgumentParser, kind: str, what: str) -> None:
-    """Add the options for the folder of the trials, and for continuing them."""
+    """Add the options that choose the folder of the trials and continue an interrupted experiment."""
     add = parser.add_argument
     add("--out", type=local, metavar="DIR", help=f"folder for the trials (default: runs/{kind}-SCRIPT-TIME)")
     add("--force", action="store_true", help="replace an earlier experiment in DIR")
@@ -433,7 +433,7 @@ def usual_step_in_words(run: Path) -> str:
 
 
 def _announce(experiment: Experiment, trial: Trial | None, done: int, left: str) -> None:
-    """Show which trial is running, in a line that the next one overwrites, if stdout is a terminal."""
+    """If stdout is a terminal, show which trial is running, in a line that the next one overwrites."""
     from ddpprof.layout import clean
 
     if trial is not None and _redraws():

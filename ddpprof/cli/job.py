@@ -163,7 +163,7 @@ _AFTER_THE_SCRIPT = ("--nproc", "--vary", "--strong", "--set")
 
 
 def split_experiment(arguments: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str], bool]:
-    """Return ddpprof's own options, the command, and whether it follows ``--``, so that it may be any program."""
+    """Return ddpprof's own options, the command, and whether ``--`` precedes it, because it may then be any program."""
     arity = parser._option_string_actions  # noqa: SLF001 (argparse has no public way to ask for an option's arity)
     own: list[str] = []
     command: list[str] = []
@@ -225,10 +225,11 @@ def _without(own: Sequence[str], with_value: Sequence[str], flags: Sequence[str]
 def run_recorded(
     job: JobCommand, out: Path, settings: Settings, verb: str, afterwards: Callable[[bool, JobEnd], None]
 ) -> JobEnd:
-    """Run the job with these settings. If it fails because it needs a launcher, print this.
+    """Run the job with these settings. If it fails because it needs a launcher, print how to use one.
 
-    `settings`: recording settings, to which the command and the output path are added. `afterwards`: called after the
-    job has ended, unless ``--quiet`` is given, with whether this process runs under a launcher, and how the job ended.
+    `settings`: recording settings, to which the command and the output path are added. `afterwards`: function that is
+    called after the job has ended, unless ``--quiet`` is given. Its arguments are whether this process runs under a
+    launcher, and how the job ended.
     """
     from ddpprof.record import launch
 
@@ -327,7 +328,7 @@ def _settings_of(job: JobCommand, out: Path, settings: Settings, inside: bool) -
 
 
 def _with_launcher(job: JobCommand, verb: str) -> str:
-    """Return a sentence on how to run the job with a launcher."""
+    """Return a sentence that says how to run the job with a launcher."""
     script = " ".join([*(["-m"] if job.options.module else []), *job.words])
     instead = "-- torchrun --nproc-per-node 2 train.py" if job.is_wrapped else f"--nproc-per-node 2 {script}"
     return f"Run: ddpprof {verb} {instead}"

@@ -51,7 +51,7 @@ class _Out(argparse.Action):
 
 
 def chosen_form(options: argparse.Namespace) -> str:
-    """Return the format, which is ``"tables"`` for a folder. Raises `DdpprofError`."""
+    """Return the output format. It is ``"tables"`` if the output is a folder. Raises `DdpprofError`."""
     if options.out is not None and options.out_is_folder:
         if not options.has_tables or options.format is not None:
             raise DdpprofError(f"{options.out} is a folder. Give a file: --out {options.out}/NAME.html")
@@ -75,7 +75,7 @@ def check_output(options: argparse.Namespace) -> None:
 
 
 def refuse_unwritable(path: Location | None) -> None:
-    """Raise `DdpprofError` if the permissions of its folder do not allow writing a file."""
+    """Raise `DdpprofError` if the permissions of the folder that contains `path` do not allow writing a file."""
     if not isinstance(path, Path) or (path.exists() and not path.is_file()):
         return
     folder = path.absolute().parent
@@ -86,7 +86,7 @@ def refuse_unwritable(path: Location | None) -> None:
 
 
 def refuse_unwritable_folder(folder: Path) -> None:
-    """Raise `DdpprofError` if the permissions of its parent folders do not allow creating a folder."""
+    """Raise `DdpprofError` if the permissions of the parent folders of `folder` do not allow creating it."""
     above = next(one for one in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(one))
     if not above.is_dir():
         raise DdpprofError(f"cannot write {folder}: {above} is not a folder.")

@@ -78,7 +78,10 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
         "to read the files",
     )
     add(
-        "--max-trace-gb", type=positive, metavar="GB", help="refuse traces with more GB of JSON than this (default: 64)"
+        "--max-trace-gb",
+        type=positive,
+        metavar="GB",
+        help="refuse traces with more than this many GB of JSON (default: 64)",
     )
     add(
         "--max-events",

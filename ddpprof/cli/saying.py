@@ -84,6 +84,6 @@ def progress(*texts: object) -> None:
 
 
 def _shortened(line: str) -> str:
-    """Remove the middle of a long line. Its end often says what went wrong."""
+    """Remove the middle of a long line, because the end of a line often says what went wrong."""
     half = _LONGEST_LINE // 2 - 1
     return line if len(line) <= _LONGEST_LINE else f"{line[:half]}…{line[-half:]}"

@@ -201,7 +201,7 @@ def _replaced(directory: Path) -> Iterator[Path]:
 
 
 def _move(made: Path, target: Path) -> None:
-    """Move a directory. If the target exists, move its files into it."""
+    """Move the directory `made` to `target`. If the target exists, move the files in the directory into it."""
     if target.is_dir() and not target.is_symlink():
         for file in made.iterdir():
             file.rename(target / file.name)
@@ -266,7 +266,7 @@ class Server:
     """Context manager for a TensorBoard server. All its processes are ended on exit."""
 
     def __init__(self, logdir: Path, port: int | None, temporary: Path) -> None:
-        """Start TensorBoard. `temporary`: folder for the temporary files that it does not delete."""
+        """Start TensorBoard. `temporary`: folder for temporary files that TensorBoard does not delete."""
         command = python_command(["-m", __name__, f"--logdir={logdir}", "--host", "127.0.0.1"])
         self._process = start(
             guarded(command if port is None else [*command, "--port", str(port)]),
@@ -306,7 +306,10 @@ class Server:
                 self._address = match[0]
 
     def address(self) -> str:
-        """Wait until TensorBoard responds, and return its address. Raises `DdpprofError` if it ends instead."""
+        """Wait until TensorBoard responds, and return its address.
+
+        Raises `DdpprofError` if TensorBoard exits instead.
+        """
         while self._address is None or self._get("data/environment") is None:
             self._pause()
         return self._address
@@ -342,7 +345,7 @@ class Server:
             raise DdpprofError(f"TensorBoard ended unexpectedly with exit code {code}: {said or 'it printed nothing'}")
 
     def _get(self, route: str) -> Any:
-        """Return the JSON response, or ``None`` if there is none."""
+        """Request `route`, and return its JSON response, or ``None`` if there is no response."""
         try:
             with self._opener.open(f"{self._address}{route}", timeout=60) as response:
                 return json.load(response)

@@ -68,7 +68,7 @@ def _why_nothing(report: Report) -> str:
 
 
 def _write(path: Location, pieces: Iterable[bytes]) -> int:
-    """Write to a temporary file and rename it, or upload. Return the size in bytes. Raises `DdpprofError`."""
+    """Write to a temporary file, and rename or upload it. Return the size in bytes. Raises `DdpprofError`."""
     with writing(path):
         if isinstance(path, RemotePath):
             with scratch_folder() as folder:

@@ -142,7 +142,10 @@ def _about_keys(path: Path, order: Order, paused: bool, overview: Overview) -> s
 
 @contextmanager
 def _single_keys() -> Iterator[Callable[[float], str]]:
-    """Yield a function that waits for a key, up to a number of seconds, and returns it or an empty string."""
+    """Yield a function that waits for a key.
+
+    It takes the maximum time in seconds, and returns the key or an empty string.
+    """
     if not sys.stdin.isatty():
         yield _no_key
         return
@@ -171,7 +174,7 @@ def _no_key(at_most_s: float) -> str:
 
 
 def _hang_lines(directory: Path, now: Overview) -> list[str]:
-    """Return the verdict if the job hangs, as lines of text."""
+    """If the job hangs, return the verdict as lines of text."""
     from ddpprof.monitor.pulse_files import read_verdict
     from ddpprof.topics.hang_words import verdict_lines
 

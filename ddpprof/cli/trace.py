@@ -196,7 +196,7 @@ def _has_run_to_tell_of(job: JobCommand, out: Path, inside: bool, end: JobEnd) -
 
 
 def _say_how_it_failed(out: Path) -> None:
-    """Print which rank failed before the run was created, if any."""
+    """If a rank failed before the run was created, print which one."""
     from ddpprof.monitor.examination import examine
     from ddpprof.topics.hang_words import verdict_lines
 
@@ -255,7 +255,7 @@ _NOT_REACHED = (
 
 
 def nothing_recorded(attempted: Sequence[Path], name: str, failed: bool = False, is_one_node: bool = True) -> str:
-    """Return why nothing was recorded. The first forward pass of a DDP module creates a run."""
+    """Return why nothing was recorded. A run is created at the first forward pass of a DDP module."""
     from ddpprof import rundir
 
     if failed and not any(map(rundir.is_run, attempted)):

@@ -259,8 +259,8 @@ def _refuse_what_cannot_be_tried(options: argparse.Namespace, number: int, findi
         )
     if finding.change.is_lossy and not options.allow_lossy:
         raise DdpprofError(
-            f"the change of finding {number} alters the results of training, for example by rounding gradients. Add "
-            "--allow-lossy to try it."
+            f"the change that finding {number} recommends alters the results of training, for example by rounding "
+            "gradients. Add --allow-lossy to try it."
         )
 
 

@@ -154,7 +154,10 @@ def _keep_network(directory: Path, network: Location | None) -> None:
 
 
 def _profile(directory: Path, experiment: Experiment) -> bool:
-    """Profile the job and choose the settings to try. Return False if interrupted. Raises `DdpprofError`."""
+    """Profile the job and choose the settings to try. Return False if the user interrupted it.
+
+    Raises `DdpprofError`.
+    """
     from ddpprof.experiments.conduct import profile_steps, run_profile, steps_of
     from ddpprof.experiments.plan import PROFILE_DIRECTORY, write_plan
     from ddpprof.experiments.tuning import TuningPlan, write_choice

@@ -120,7 +120,7 @@ def _profile(options: argparse.Namespace) -> tuple[Profiled, Job, int | None]:
 
 
 def _take_change(options: argparse.Namespace, report: Report) -> None:
-    """Set the options that correspond to the finding's change. Raises `DdpprofError` if there are none."""
+    """Set the options that correspond to the finding's change. Raises `DdpprofError` if no option corresponds to it."""
     from ddpprof.engine.finding import ChangeKind
 
     change = finding_of(report, options.path, options.finding).change

@@ -61,7 +61,10 @@ class RunSet:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Messages about missing data, each with the number of runs to which it applies if these are not all runs."""
+        """Messages about missing data.
+
+        A message that does not apply to all runs contains the number of runs to which it applies.
+        """
         counts = Counter(text for report in self.reports for text in report.missing)
         all_of_them = len(self.reports)
         said = [text if n == all_of_them else f"{text} ({n} of {all_of_them} runs)" for text, n in counts.items()]
@@ -119,7 +122,7 @@ NOTICEABLE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class MetricChange:
-    """One measure on both sides, in ns per step. The change is B minus A: a positive value is slower."""
+    """One measure of both jobs, in ns per step. The change is B minus A: a positive value is slower."""
 
     metric: str
     a_ns: int | None

@@ -17,7 +17,7 @@ NANOSECONDS = {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A limit for the increase of a measure, as a fraction of its value in A (``%``) or as a time per step."""
+    """A limit on the increase of a measure, as a fraction of its value in A (``%``) or as a time per step."""
 
     text: str
     metric: str

@@ -1,4 +1,4 @@
-"""What a check is, and the checks of the machine: disk space, shared memory, clocks, CPU cores, memory and network."""
+"""Define what a check is, and check the machine: disk space, shared memory, clocks, CPU cores, memory and network."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CheckResult:
 
 
 def judge(name: str, holds: bool, expected: object, found: object, reason: str) -> CheckResult:
-    """Return a pass, or a failure with its reason."""
+    """Return a pass if `holds` is true, otherwise a failure with its reason."""
     verdict = CheckStatus.PASS if holds else CheckStatus.FAIL
     return CheckResult(name, verdict, str(expected), str(found), None if holds else reason)
 
@@ -75,7 +75,7 @@ class Setup:
 
 
 def setups(num_gpus: int) -> list[Setup]:
-    """Return the setups in which training is checked. CPU is only used if there is no GPU."""
+    """Return the setups in which training is checked. The CPU is only used if there is no GPU."""
     if not num_gpus:
         return [Setup()]
     shared = [Setup("nccl", 1, "cuda", 1), Setup("gloo", 2, "cuda", 1)]

@@ -27,9 +27,10 @@ class Predicted:
 
 
 def within(predicted: Predicted, cause_ns: int | None) -> Predicted:
-    """Return the prediction, limited to `cause_ns`, the measured time that the change can remove at most, if known.
+    """Limit the prediction to `cause_ns`: the time that, according to the measurements, the change can remove at most.
 
-    A prediction may exceed this time, because prediction and measurement may be based on different steps.
+    There is no limit if `cause_ns` is ``None``. A prediction may exceed the limit, because prediction and measurement
+    may be based on different steps.
     """
     if cause_ns is None:
         return predicted
@@ -109,7 +110,10 @@ TRACK_RECORD: Mapping[str, Tried] = {
 
 
 def is_trusted(rule: str) -> bool:
-    """Return True if the rule may be recommended first: no trials are known, or at least 80 % confirmed its advice."""
+    """Return True if the rule may be recommended first.
+
+    This is so if no trials of the rule are known, or if at least 80 % of them confirmed its advice.
+    """
     tried = TRACK_RECORD.get(rule)
     return tried is None or tried.num_confirmed >= _RIGHT * tried.num_cases
 
@@ -174,7 +178,7 @@ def loader_change(framework: str | None, num_workers: int, persistent: bool) -> 
 
 
 def compilation_change(optimize_ddp: str | None = None, compile_order: str | None = None) -> Change:
-    """Return a change of `OptimizeDdp` or of `CompileOrder`, to the given value."""
+    """Return the change that sets `OptimizeDdp` or `CompileOrder` to the given value."""
     if compile_order is not None:
         return Change(ChangeKind.COMPILATION, {"compile_order": compile_order}, _ORDERS[compile_order])
     code = f'torch._dynamo.config.optimize_ddp = "{optimize_ddp}", before DDP is constructed'
@@ -249,12 +253,15 @@ class Finding:
 
     @property
     def is_guess(self) -> bool:
-        """Whether only a replay could predict the gain, and there is none. `gain_ns` is then only an upper bound."""
+        """Whether the gain is a guess, because it could not be predicted by a replay.
+
+        `gain_ns` is then only an upper bound.
+        """
         return self.predicted is None and self.rule in _REPLAYED
 
     @property
     def is_trusted(self) -> bool:
-        """Whether it may be recommended first: its gain was measured, or trials of its rule allow it."""
+        """Whether the finding may be recommended first: its gain was measured, or trials of its rule allow it."""
         return self.measured is not None or is_trusted(self.rule)
 
     @property

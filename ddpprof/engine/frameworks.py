@@ -145,7 +145,7 @@ _TIMEOUT = {
 
 
 def or_join(framework: str | None) -> str:
-    """Return a note on how to train with uneven numbers of batches, or an empty string if there is no way."""
+    """Return a note on how to train with uneven numbers of batches; empty if the framework does not support it."""
     if framework == "accelerate":
         return "; or train within `with accelerator.join_uneven_inputs([model]):`"
     return "" if framework is not None else f"; or {TRAIN_WITHIN_JOIN}"
@@ -172,12 +172,12 @@ def divide_data(framework: str | None, loader: Loader) -> str:
 
 
 _DIVISION = {
-    "transformers": "The Trainer shards the DataLoaders that it creates. If you create your own, return it from "
-    "get_train_dataloader through self.accelerator.prepare(…).",
-    "accelerate": "Let Accelerate shard it: loader = accelerator.prepare(loader).",
-    "lightning": "Let the Trainer shard it: leave use_distributed_sampler at True, and use a map-style dataset. An "
-    "IterableDataset must shard its data itself.",
-    "fabric": "Let Fabric shard it: loader = fabric.setup_dataloaders(loader).",
+    "transformers": "The Trainer shards the DataLoaders that it creates. If you override get_train_dataloader, return "
+    "self.accelerator.prepare(loader), which shards your own DataLoader.",
+    "accelerate": "Let Accelerate shard the data: loader = accelerator.prepare(loader).",
+    "lightning": "Let the Trainer shard the data: leave use_distributed_sampler at True, and use a map-style dataset. "
+    "An IterableDataset must shard its data itself.",
+    "fabric": "Let Fabric shard the data: loader = fabric.setup_dataloaders(loader).",
 }
 
 
@@ -193,8 +193,7 @@ def seed_ranks(framework: str | None, generators: Sequence[str]) -> str:
 
     `generators`: generators that have the same state on all ranks, as device types or module names. The CPU generator
     is not seeded if only the accelerators' generators are identical, because it often determines the order of the
-    samples,
-    which must be the same on all ranks.
+    samples, which must be the same on all ranks.
     """
     on_cpu = "cpu" in generators
     seeding = {"cpu": "torch.manual_seed", "numpy": "np.random.seed", "random": "random.seed"}

@@ -19,7 +19,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 
 class Clock(StrEnum):
-    """The clock of a time. On an accelerator, the device runs work after the host has launched it."""
+    """The clock on which a time was measured.
+
+    On an accelerator, the device runs work after the host has launched it.
+    """
 
     HOST = "host"
     DEVICE = "device"
@@ -63,7 +66,7 @@ class Declared:
     meaning: str
 
     def value(self, row: Any) -> Any:
-        """Return the number in a row, or ``None`` if a dataclass on the path is ``None``."""
+        """Return the number in a row, or ``None`` if a dataclass on the path to it is ``None``."""
         for name in self.path:
             if row is None:
                 return None
@@ -94,7 +97,7 @@ def metrics_of(row: type) -> dict[str, Declared]:
 
 @cache
 def clocks_of(row: type) -> dict[str, Clock]:
-    """Return the clock of each field and all fields in it, by path: ``{"ranks[].steps[].compute_ns": DEVICE, …}``."""
+    """Return the clock of each field, also of nested fields, by path: ``{"ranks[].steps[].compute_ns": DEVICE, …}``."""
     return dict(_clocks(row, ""))
 
 
@@ -116,7 +119,7 @@ def _clock_of(mark: object) -> Clock | None:
 def _fields(row: type) -> Iterator[tuple[str, type, tuple[object, ...]]]:
     """Yield the name, type and annotations of each field.
 
-    The type is without ``None``. For a tuple, it is the type of the items.
+    ``None`` is removed from the type. For a tuple, the type is that of its items.
     """
     for name, hint in get_type_hints(row, include_extras=True).items():
         marks = getattr(hint, "__metadata__", ())

@@ -114,7 +114,7 @@ class View:
         return self.group_size == self.world_size
 
     def module(self, index: int) -> DdpModule | None:
-        """Return the module, or ``None`` if it is unknown because a rank was killed before it had recorded it."""
+        """Return the module, or ``None`` if it is unknown because the rank was killed before it recorded the module."""
         return self.modules[index] if 0 <= index < len(self.modules) else None
 
     def worth(self, gain_ns: int | None, predicted: Predicted | None = None) -> bool:
@@ -142,7 +142,7 @@ class ReportView(Protocol):
 
     @property
     def usual_steps(self) -> tuple[int, ...]:
-        """Numbers of the profiled steps over which tables average; empty if they average over all."""
+        """Numbers of the profiled steps over which tables average; empty if tables average over all profiled steps."""
 
     @property
     def on_accelerator(self) -> bool: ...
@@ -175,7 +175,7 @@ class TableSchema(Generic[_OfRun]):
 
 @dataclass(frozen=True, slots=True)
 class FileMeasures(Generic[_OfRun]):
-    """Measures of a job from a file of another tool."""
+    """Measures of a job, read from a file that another tool wrote."""
 
     measured: _OfRun
     backend: str | None

@@ -52,7 +52,7 @@ _ALONE_STEPS = 4
 
 
 def open_experiment(directory: Path, experiment: Experiment, force: bool) -> None:
-    """Create `directory`, or continue in it if it has the same plan. Raises `RunExists` and `CannotRecord`.
+    """Create `directory`, or continue its experiment if the plan is the same. Raises `RunExists` and `CannotRecord`.
 
     With `force`, replace an experiment with another plan. Folders that are not trials of an experiment are kept.
     """
@@ -145,7 +145,9 @@ def _successful_end(folder: Path) -> TrialEnd | None:
 def conduct(
     directory: Path, experiment: Experiment, trials: Iterable[Trial]
 ) -> Iterator[tuple[Trial, TrialEnd | None]]:
-    """Run `trials`, and yield each with its end. After an interrupted trial, yield it with ``None`` and return.
+    """Run `trials`, and yield each trial with how it ended.
+
+    If a trial is interrupted, yield it with ``None`` and return.
 
     A variant that has failed is left out of later rounds. A trial is ended if it takes `_MUCH_LONGER` times as long as
     any successful trial before it. Raises `CannotRecord`.
@@ -175,7 +177,7 @@ _LEAST_LIMIT_S = 300.0
 
 
 def _has_nothing_to_compare(experiment: Experiment, failed: Collection[int]) -> bool:
-    """Return True if `ddpprof try` has no unchanged job to compare with, or no change that has not failed."""
+    """Return True if `ddpprof try` cannot compare: the unchanged job has failed, or the job with each change has."""
     is_over = 0 in failed or len(failed) >= len(experiment.variants) - 1
     return experiment.kind is ExperimentKind.TRY and bool(failed) and is_over
 
@@ -295,7 +297,7 @@ def _filled(word: str, places: dict[str, str]) -> str:
 
 
 def _refuse_another_number(folder: Path, experiment: Experiment, variant: Variant) -> None:
-    """Raise `CannotRecord` if the script has started another number of ranks than requested."""
+    """Raise `CannotRecord` if the number of ranks that the script has started is not the requested number."""
     started = read_world_size(folder)
     if started is not None and started != variant.nproc and not variant.any_number:
         raise CannotRecord(
@@ -364,8 +366,8 @@ _RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Iteratio
 def last_error(output: str) -> str:
     """Return the line that says why the job failed, which is the last error of the script itself.
 
-    It is neither torchrun's traceback about its ranks at the end of the output, nor the error of a rank that lost its
-    connection to another rank. If the job printed nothing, return how the first failed rank ended, if
+    Two kinds of errors are ignored: torchrun's traceback about its ranks at the end of the output, and errors of ranks
+    that lost their connection to another rank. If the job printed nothing, return how the first failed rank ended, if
     torchrun reports it.
     """
     lines = [_OF_A_RANK.sub("", line).strip() for line in _ITS_TRACEBACK.sub("", output).splitlines()]

@@ -1,4 +1,4 @@
-"""Measure the overhead of DDP: the difference of the step time with and without DDP, divided into parts."""
+"""Measure the overhead of DDP: the difference between the step times with and without DDP, divided into parts."""
 
 from __future__ import annotations
 
@@ -105,13 +105,13 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _by_turns(results: Sequence[TrialResult]) -> list[list[Pair]]:
-    """Return rounds of pairs of blocks, with and without DDP, that alternate in one process."""
+    """Return the pairs of blocks with and without DDP in each round. Both kinds of blocks alternate in one process."""
     rounds: list[list[Pair]] = [list(zip(one.blocks_ns, one.without_ddp_ns, strict=False)) for one in results]
     return [pairs for pairs in rounds if pairs]
 
 
 def _apart(experiment: Experiment, results: Sequence[TrialResult]) -> list[list[Pair]]:
-    """Return rounds of pairs of jobs, with and without DDP."""
+    """Return the pairs of jobs with and without DDP in each round."""
     both = zip(*(rounds_of(results, variant, experiment.rounds) for variant in (WITH, WITHOUT)), strict=True)
     return [[(with_ddp, without)] for with_ddp, without in both if with_ddp and without]
 

@@ -107,7 +107,7 @@ class Variant:
 
     @property
     def total_size(self) -> float | None:
-        """Total size over all processes."""
+        """Size of the work per step, summed over all processes."""
         return self.size * self.nproc if self.size is not None and self.is_share else self.size
 
     @property

@@ -42,7 +42,12 @@ class Scaling(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LostTime:
-    """Time lost per step by cause, in ns. The parts add up to the loss. Negative values are better than ideal."""
+    """Time lost per step by cause, in ns.
+
+    The parts add up to the loss.
+
+    A negative value means less time than in the ideal step.
+    """
 
     wrapper_ns: float
     """DDP's own work"""
@@ -173,6 +178,6 @@ def _lost(
 
 
 def _parts(results: Sequence[TrialResult], variant: int, step_ns: float) -> StepParts | None:
-    """Return the means over rounds, scaled to add up to `step_ns`."""
+    """Return the parts of a step as means over rounds, scaled to add up to `step_ns`."""
     found = mean_of(StepParts, [r.parts for r in results if r.trial.variant == variant and r.parts is not None])
     return None if found is None else scaled(found, step_ns / found.step_ns)

@@ -114,7 +114,10 @@ def sweep_report(
 
 
 def _ratios(all_rounds: Sequence[Sequence[Steps]]) -> dict[int, Ratio]:
-    """Return variant → ratio of its step time to the first variant's, in rounds that all variants completed."""
+    """Return variant → ratio of its step time to that of the first variant.
+
+    Only rounds that all variants completed count.
+    """
     measured = {number: rounds for number, rounds in enumerate(all_rounds) if any(rounds)}
     common = [index for index in range(len(all_rounds[0])) if all(rounds[index] for rounds in measured.values())]
     if 0 not in measured or len(measured) < 2 or not common:

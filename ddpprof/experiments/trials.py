@@ -149,7 +149,7 @@ def median_step_ns(rounds: Iterable[Steps]) -> float | None:
 
 
 def mean_of(kind: type[_Parts], all_parts: Sequence[_Parts]) -> _Parts | None:
-    """Return the mean of each part; ``None`` if there are none."""
+    """Return the mean of each part; ``None`` if `all_parts` is empty."""
     if not all_parts:
         return None
     return kind(*(fmean(getattr(parts, field.name) for parts in all_parts) for field in fields(kind)))
@@ -208,7 +208,7 @@ def _short(experiment: Experiment, results: Sequence[TrialResult], number: int) 
 
 
 def _mean(ranks: Sequence[RankReport], name: str) -> float:
-    """Return the mean of a field of all steps, such as ``parts.data_ns``. ``None`` counts as 0."""
+    """Return the mean of a field over all steps. `name`: for example ``parts.data_ns``. ``None`` counts as 0."""
     value = attrgetter(name)
     return fmean(fmean(value(step) or 0 for step in rank.measured_steps) for rank in ranks)
 
@@ -296,7 +296,7 @@ _ORDER_OF_TWO = 2
 
 
 def keeps_order(arguments: Iterable[str], world_size: int | None) -> bool:
-    """Return True if DDP still adds the same numbers in the same order after a change of these arguments."""
+    """Return True if DDP still adds the same numbers in the same order when these arguments are changed."""
     return (world_size or 1) <= _ORDER_OF_TWO or not any(name in _OF_BUCKETS for name in arguments)
 
 

@@ -220,7 +220,7 @@ class Trying:
 
     @property
     def _num_rounds(self) -> int:
-        """Number of planned rounds: `enough_rounds`, or all rounds once more than these have begun."""
+        """Number of planned rounds: `enough_rounds`, or all rounds if a later round has begun."""
         enough = self.experiment.enough_rounds or self.experiment.rounds
         return enough if all(one.trial.round < enough for one in self.results) else self.experiment.rounds
 

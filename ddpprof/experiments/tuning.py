@@ -211,7 +211,7 @@ class Tuning:
         return {result.trial.variant for result in self.results if result.problem is not None}
 
     def stopped(self) -> set[int]:
-        """Return the variants that need no more rounds because they are slower than another, or change the losses."""
+        """Return the variants that need no more rounds: another variant is clearly faster, or the losses change."""
         out = self.refused() | self.failed()
         rounds = {number: self._rounds(number) for number in (NOW, *self._others) if number not in out}
         spread = max((self._start_ratio(number) or 1.0 for number in rounds), default=1.0) - 1
@@ -319,7 +319,7 @@ class Tuning:
         )
 
     def _fates(self) -> list[Fate]:
-        """Return the fate of each variant."""
+        """Return the state of each variant."""
         fates = [Fate.TRIED] * len(self.experiment.variants)
         for fate, numbers in (
             (Fate.LOSING, self.stopped()),
@@ -428,7 +428,10 @@ _LEAST_STARTS = 2
 
 
 def is_losing(rounds: Sequence[Steps], others: Sequence[Steps], spread: float) -> bool:
-    """Return True if the variant is clearly slower than another. Arguments: steps by round; empty if not run."""
+    """Return True if a variant is clearly slower than another one.
+
+    `rounds` and `others` are the steps of both variants by round. A round that was not run is empty.
+    """
     both = [(own, other) for own, other in zip(rounds, others, strict=False) if own and other]
     if len(both) < _LEAST_STARTS:
         return False

@@ -24,7 +24,7 @@ _OF_THIS_MACHINE = ("file://", "local://")
 
 
 def location(text: str) -> Location:
-    """Return the path for a path or URL given as text. Raises `DdpprofError` if no driver for it is installed."""
+    """Convert a string with a path or URL to a path. Raises `DdpprofError` if no driver for the URL is installed."""
     if _SCHEME not in text:
         return Path(text)
     text = _NAME_OF_SCHEME.sub(lambda scheme: scheme[0].lower(), text)
@@ -46,12 +46,12 @@ def local(text: str) -> Path:
 
 
 def spelled(path: Location) -> str:
-    """Return a text that `location` converts back to this path. Unlike ``str``, it includes passwords."""
+    """Return a string that `location` converts back to this path. Unlike ``str``, it includes passwords."""
     return path.url if isinstance(path, RemotePath) else str(path)
 
 
 def identity(path: Location) -> str | None:
-    """Return a text that changes when the file changes, or ``None`` if there is no file."""
+    """Return a string that changes when the file changes, or ``None`` if there is no file."""
     try:
         if not isinstance(path, RemotePath):
             found = path.stat()
@@ -73,8 +73,8 @@ _MOST_BYTES = 512 * 10**6
 def read_small(path: Path | RemotePath, most_bytes: int = _MOST_BYTES) -> bytes:
     """Return the content of a file. If the file is growing, only the part that existed when it was opened is read.
 
-    Raises ``OSError``, also if it is a pipe or a device, or is larger than `most_bytes`. The size of a remote file is
-    only checked if a listing of its folder contained it.
+    Raises ``OSError`` if the file cannot be read, is a pipe or a device, or is larger than `most_bytes`. The size of a
+    remote file is only checked if a listing of its folder contained it.
     """
     if isinstance(path, RemotePath):
         _refuse_large(path, path.told_size() or 0, most_bytes)

@@ -152,7 +152,7 @@ class RemotePath:
         return size if isinstance(size, int) else None
 
     def version(self) -> str | None:
-        """Return a text that changes when the file changes, or ``None`` if the store provides none."""
+        """Return a string that changes when the file changes, or ``None`` if the store provides none."""
         known = self._known()
         if not any(known.get(key) for key in _VERSIONS) and self._is_of_web:  # a listing contains only names
             known = self._info = self._ask()
@@ -355,7 +355,7 @@ class _Stream(io.RawIOBase):
         return block
 
     def _stream_on(self) -> None:
-        """Continue without range requests, which the web server does not support, from the current position."""
+        """Continue from the current position without range requests, because the web server does not support them."""
         self._file.close()
         self._file = self._fs.open(self._path, "rb", block_size=0)
         left = self._position

@@ -179,9 +179,8 @@ def _origin(file: TraceRows, queued: _Queued, steps: StepFinder, phases: PhaseFi
 def _of_company(file: TraceRows, talk: _Queued, *others: tuple[_Queued, _Origin]) -> _Origin:
     """Assign each communication kernel to a step and phase, although its launch is unknown.
 
-    It gets the step and phase of the last kernel or copy that began before it and whose launch is known. ROCm's tracer
-    loses the
-    launches of communication kernels (ROCm/roctracer issue 100).
+    Each kernel gets the step and phase of the last kernel or copy that began before it and whose launch is known.
+    ROCm's tracer loses the launches of communication kernels (ROCm/roctracer issue 100).
     """
     start = np.concatenate([file.start_ns[queued.rows[queued.is_known]] for queued, _ in others])
     phase = np.concatenate([*(origin.phase[queued.is_known] for queued, origin in others), [Phase.OTHER]])
@@ -233,7 +232,7 @@ def _asked_by(file: TraceRows, spans: Rows) -> Rows:
 
 
 def _over(file: TraceRows, spans: Rows, asked: Rows) -> Int64Column:
-    """Return, for each row, the time until which the training thread may wait for it.
+    """Return, for each collective, the time until which the training thread may wait for it.
 
     This is the end of the row or, if a layer of the model starts a collective and waits for it, the end of the
     collective. DDP's gradient hooks do not wait: the reducer waits for all buckets at the end of the backward pass.

@@ -201,7 +201,7 @@ class _Checked:
         if self._num_bytes > _ALWAYS_ALLOWED and self._num_bytes > self._limits.inflation * self._file.tell():
             raise UnreadableError(
                 f"does not look like a trace: it decompresses to more than {self._limits.inflation} times its size. "
-                f"If it is one, raise the limit with {MAX_TRACE_OPTION}"
+                f"If it is a trace, raise the limit with {MAX_TRACE_OPTION}"
             )
         return chunk
 
@@ -265,7 +265,10 @@ def receive_with_arrays(connection: Connection) -> Any:
 
 
 def _has_other_threads() -> bool:
-    """Return True if another thread may hold a lock. The thread that waits for the parent holds none."""
+    """Return True if there is another thread that may hold a lock.
+
+    The thread that waits for the parent never holds one.
+    """
     others = set(threading.enumerate()) - {threading.current_thread()}
     return any(thread.name != _WAITS_FOR_PARENT for thread in others)
 

@@ -64,7 +64,7 @@ def compute_pieces(
     is_call: NDArray[np.bool_],
     awaited_ns: Int64Column,
 ) -> tuple[Int64Column, Int64Column, NDArray[np.int64]]:
-    """Return compute on host threads: the outermost ops minus the ``c10d::`` calls in them and the waits for these.
+    """Return compute on host threads: the outermost ops minus their ``c10d::`` calls and the waits for these.
 
     `awaited_ns`: for each call, the end of the wait. The result is the start and end of each piece and the row of its
     op; pieces of one thread are disjoint.
@@ -153,7 +153,7 @@ def launch_of(correlation: Int64Column, launch_correlation: Int64Column, launch_
 def holder_of(
     time_ns: Int64Column, thread: Int64Column, start_ns: Int64Column, end_ns: Int64Column, span_thread: Int64Column
 ) -> Index:
-    """Return, for each time on a thread, the index of the last span begun, if it contains that time, or `UNKNOWN`."""
+    """Return, for each time on a thread, the index of the span that began last, or `UNKNOWN` if that span has ended."""
     found = np.full(len(time_ns), UNKNOWN, np.int64)
     for number in np.unique(thread).tolist():
         rows, spans = np.flatnonzero(thread == number), np.flatnonzero(span_thread == number)
@@ -166,7 +166,7 @@ def holder_of(
 
 
 def last_begun(time_ns: Int64Column, start_ns: Int64Column) -> Index:
-    """Return, for each time, the index of the last span begun before it, or `UNKNOWN`."""
+    """Return, for each time, the index of the last span that began before that time, or `UNKNOWN`."""
     order = np.argsort(start_ns, kind="stable")
     before = np.searchsorted(start_ns[order], time_ns)
     return np.where(before > 0, np.append(order, UNKNOWN)[before - 1], UNKNOWN)
@@ -353,7 +353,7 @@ def _merged(before: Iterable[_NameT], after: Iterable[_NameT]) -> tuple[tuple[_N
 
 
 def _appended(before: _TableT, after: _TableT, index: dict[str, np.ndarray]) -> _TableT:
-    """Append a table. `index` maps the old to the new values of columns that hold indices."""
+    """Append the table `after` to `before`. `index` maps old to new values of columns that hold indices."""
     columns = {}
     for column in fields(before):
         first, second = getattr(before, column.name), getattr(after, column.name)

@@ -66,7 +66,7 @@ def as_int(value: object) -> int | None:
 
 
 def integers(values: Sequence[object]) -> Int64Column:
-    """Return the values as integers. Values that are not integers become 0; nearly all files have none."""
+    """Return the values as integers. Values that are not integers become 0; in nearly all files, there are none."""
     if set(map(type, values)) == {int}:
         try:
             return np.array(values, np.int64)
@@ -124,7 +124,8 @@ def nanoseconds_of_texts(times_us: Sequence[msgspec.Raw]) -> Int64Column:
 def _of_equal_layout(texts: Sequence[bytes]) -> Int64Column | None:
     """Convert texts of equal length and with the decimal point in the same place; return ``None`` for other texts.
 
-    At most three decimals are supported. Nearly all batches are of this kind, and it is much faster.
+    At most three decimals are supported. Nearly all batches are of this kind, and converting them together is much
+    faster.
     """
     lengths = set(map(len, texts))
     if len(lengths) != 1:

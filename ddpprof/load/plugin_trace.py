@@ -181,7 +181,7 @@ def _link_kernels_to_launches(copy: _Copy) -> None:
 
 
 def _mark_steps(copy: _Copy, view: PluginView) -> None:
-    """Mark exactly the steps of the report as ``ProfilerStep``, also if the trace has no such marks."""
+    """Mark exactly the steps of the report as ``ProfilerStep``, even if the trace has no such marks."""
     begin_ns, end_ns = copy.extent()
     unmarked = {
         (step.number, step.start_ns): step for step in view.steps if begin_ns <= step.start_ns <= end_ns
@@ -275,7 +275,7 @@ def _communication(copy: _Copy) -> list[int]:
 
 
 def _message(shown: PluginCollective) -> dict[str, Any]:
-    """Return arguments that encode the message size: the plugin computes it from input shapes and types."""
+    """Return arguments that encode the message size, because the plugin computes it from input shapes and types."""
     if shown.num_bytes is None:
         return {"Input Dims": [], "Input type": []}
     return {"Input Dims": [[shown.num_bytes]], "Input type": ["unsigned char"]}

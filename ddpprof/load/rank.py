@@ -101,7 +101,7 @@ _READERS = 8
 
 @dataclass(frozen=True, slots=True)
 class FoundTraces:
-    """Trace files by rank, sorted by name, and messages about files left out and ranks assumed."""
+    """Trace files by rank, sorted by name. The messages are about files left out, and ranks that had to be assumed."""
 
     ranks: dict[int, tuple[Location, ...]]
     missing: tuple[str, ...]
@@ -165,7 +165,10 @@ def skipped(path: Location, error: BadTrace) -> str:
 
 
 def rank_of_name(name: str, num_files: int) -> int | None:
-    """Return the rank in a file's name. Without "rank" before it, the number must be less than `num_files`."""
+    """Return the rank in a file's name.
+
+    If "rank" does not precede the number, the number must be less than `num_files`.
+    """
     if match := _RANK_IN_NAME.search(name):
         return int(match.group(1))
     numbers = [int(number) for number in _NUMBER_IN_NAME.findall(name)]
@@ -342,7 +345,7 @@ def _why_no_trace(record: Record | None) -> str:
     if record.ended == "finished":
         num_profiled = sum(step.mode is StepMode.PROFILED for step in record.steps)
         if not num_profiled:
-            return "training finished before the profiled steps did"
+            return "training finished before the profiled steps were complete"
         profiled = f"{num_profiled} steps were" if num_profiled > 1 else "one step was"
         return f"the file is missing, although {profiled} profiled"
     if record.ended == "interrupted":

@@ -99,7 +99,7 @@ def _has_sound_buckets(module: DdpModule) -> bool:
 
 
 def _load_crash(path: Location) -> dict[str, str | bool | None]:
-    """Return where a signal such as SIGABRT ended the rank, as fields of `Record`; empty without such a signal."""
+    """Return where a signal such as SIGABRT ended the rank, as fields of `Record`; empty if no such signal ended it."""
     try:
         text = read_small(path).decode("utf-8", "replace")
     except OSError:
@@ -162,7 +162,10 @@ def load_losses(directory: Location, rank: int) -> Losses | None:
 
 
 def shown_attempt(attempts: Mapping[int, Location]) -> int:
-    """Return the number of the last attempt with recorded steps or, if there is none, the last with any rank's file."""
+    """Return the number of the last attempt with recorded steps.
+
+    If no attempt has any, return the last one with files.
+    """
     with_steps = [number for number, path in attempts.items() if _has_steps(path)]
     with_ranks = [number for number, path in attempts.items() if ranks_in(path)]
     return max(with_steps or with_ranks, default=0)

@@ -113,7 +113,7 @@ class Rank:
 
     @property
     def training_steps(self) -> tuple[RecordedStep, ...]:
-        """Training steps of the record; empty without a record."""
+        """Training steps of the record; empty if there is no record."""
         return self.record.training_steps if self.record is not None else ()
 
     @property

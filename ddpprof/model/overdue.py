@@ -172,7 +172,7 @@ class KindOfCall(Struct, frozen=True, array_like=True):
     """sequence numbers, in their group, of the last two calls"""
 
     def is_due(self, sequence: int) -> bool:
-        """Return True if the next call is expected at this sequence number, given the distance of the last two calls.
+        """Return True if a call is expected at this sequence number, given the distance between the last two calls.
 
         If there was only one call so far, any distance is accepted.
         """

@@ -166,7 +166,7 @@ class PulseSteps:
 
     @property
     def own_ns(self) -> Int64Column:
-        """Own time of the rank in ns: the step without the time that it waited for other ranks, if known."""
+        """Own time of the rank in ns: the step time without the time spent waiting for other ranks, if known."""
         return self.length_ns - np.maximum(self.wait_ns, 0)
 
     def with_all_waiting(self) -> PulseSteps:
@@ -214,7 +214,10 @@ class PulseSummaries:
 
 @dataclass(frozen=True, slots=True)
 class PulseSamples:
-    """Table of samples, in order. Columns have shape (samples,). Totals count from the start of process or machine."""
+    """Table of samples, in order. Columns have shape (samples,).
+
+    Totals count from the start of the process or machine.
+    """
 
     at_ns: Int64Column
     memory_bytes: Int64Column
@@ -269,7 +272,7 @@ def joined(one: PulseSummaries) -> PulseSummaries:
 
 
 def summary_of(steps: PulseSteps, memory_bytes: int) -> tuple[int, ...]:
-    """Return the row of `PulseSummaries` that summarizes these steps; at least one is needed."""
+    """Return the row of `PulseSummaries` that summarizes these steps. At least one step is needed."""
     usual = steps.length_ns[steps.flags == 0]
     lengths = usual if len(usual) else steps.length_ns
     waits = steps.with_all_waiting().wait_ns
@@ -290,7 +293,8 @@ def summary_of(steps: PulseSteps, memory_bytes: int) -> tuple[int, ...]:
 def usual_ns(steps: PulseSteps, fewest: int = 1) -> int | None:
     """Return the median length of the steps without a `StepFlag`, or of all steps if there are too few without.
 
-    `fewest`: minimum number of steps for a median. Returns ``None`` if there are fewer steps in all.
+    `fewest`: minimum number of steps for a median. Returns ``None`` if there are fewer steps, including those with a
+    `StepFlag`.
     """
     usual = steps.length_ns[steps.flags == 0]
     lengths = usual if len(usual) >= fewest else steps.length_ns

@@ -248,7 +248,7 @@ class Loader(Struct, frozen=True):
 
     @property
     def feeds_training(self) -> bool:
-        """Whether its batches are used for training: a forward pass with gradients follows at least half of them."""
+        """Whether the batches are used for training: a forward pass with gradients follows at least half of them."""
         return bool(self.num_fed) and 2 * (self.num_fed or 0) >= (self.num_batches or 0)
 
 

@@ -104,7 +104,7 @@ class Slowdowns(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A range of consecutive steps. The parts of a step are means over the range."""
+    """A range of consecutive steps. The time of each part of a step is a mean over these steps."""
 
     first_step: int
     num_steps: int
@@ -133,7 +133,7 @@ class Stretch:
 
     @property
     def own_ns(self) -> int:
-        """Own time of the rank in ns per step: the step without the time that it waited for other ranks."""
+        """Own time of the rank in ns per step: the step time without the time spent waiting for other ranks."""
         return self.mean_ns - (self.wait_ns or 0)
 
 

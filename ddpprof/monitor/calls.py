@@ -2,8 +2,8 @@
 
 PyTorch numbers the collectives of each process group. Ranks diverged at the first number at which they called different
 collectives. The majority of ranks is assumed to be right. If there is no majority, earlier steps decide: if the
-collective was called as regularly as before, the rank that skipped it is at fault. If it is new, the rank that called
-it is at fault.
+collective was called as regularly as before, the rank that skipped it is at fault. If the collective is new, the rank
+that called it is at fault.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ _REGULAR = 3
 
 @dataclass(frozen=True, slots=True)
 class OddRank:
-    """The rank at fault, and why. `position` is ``None`` if calls do not match but no single rank is at fault."""
+    """The rank at fault, and the kind of fault.
+
+    `position` is ``None`` if calls do not match but no single rank is at fault.
+    """
 
     position: Position | None
     fault: Fault
@@ -145,7 +148,7 @@ def _odd_of(sides: Sequence[_Side]) -> OddRank | None:
 
 
 def _blame(odd: _Side, usual: _Side) -> OddRank:
-    """Return the first rank of the odd side, with its fault."""
+    """Return the first rank of `odd`, the side at fault, with its fault."""
     blamed = odd.callers[0]
     if odd.call.name == usual.call.name and not (odd.is_of_ddp or usual.is_of_ddp):
         said = (
@@ -244,7 +247,7 @@ def _of_unequal_sizes(position: Position) -> bool:
 def _of_amounts(table: Table, ahead: Position) -> Verdict:
     """Diagnose a job in which a rank died in a collective to which ranks may contribute different amounts of data.
 
-    `ahead`: a rank that was elsewhere. It may have skipped the collective or completed it.
+    `ahead`: a rank that was not in the collective, because it skipped or completed the collective.
     """
     died_in = next(record for one in table if _of_unequal_sizes(one) and (record := one.evidence.record) is not None)
     at = f" at {died_in.ended_place}" if died_in.ended_place else ""
@@ -353,7 +356,7 @@ def _says_another_size(position: Position) -> bool:
 
 
 def _was_aborted_by_gloo(position: Position) -> bool:
-    """Return True if SIGABRT ended the rank in a gloo collective, or in a backward pass and thus probably in one."""
+    """Return True if SIGABRT ended the rank in a gloo collective, or in a backward pass and thus probably in gloo."""
     record, seen = position.evidence.record, position.evidence.exit
     if record is None or record.ended is not None or not backend_of(record.backend).aborts:
         return False

@@ -83,7 +83,7 @@ class RankEvidence:
 
     @property
     def is_dead(self) -> bool:
-        """Whether its process ended without finishing the training."""
+        """Whether the rank's process ended without finishing the training."""
         if self.state.ended == Ended.FAILED:
             return True
         if self.exit is not None:  # launchers send SIGTERM to all ranks when one fails
@@ -94,7 +94,7 @@ class RankEvidence:
 
     @property
     def lingers_s(self) -> float:
-        """Time for which its process has existed after its training ended, seconds; 0 if it has exited."""
+        """Time in s for which the rank's process has existed after its training ended; 0 if the process has exited."""
         process, ended_ns = self.process, self.state.ended_ns
         if not self.has_ended or self.exit is not None or process is None:
             return 0.0
@@ -104,13 +104,13 @@ class RankEvidence:
 
     @property
     def wait(self) -> Wait | None:
-        """What its training thread waits for, according to the operating system or, if unknown, the process itself."""
+        """What the rank's training thread waits for, according to the operating system or, if unknown, its process."""
         seen = None if self.process is None else self.process.wait
         return seen if self.is_silent else seen or self.facts.wait
 
     @property
     def is_silent(self) -> bool:
-        """Whether ddpprof's own thread in the process no longer runs either."""
+        """Whether ddpprof's own thread in the rank's process no longer runs."""
         return pulse_files.is_silent(self.identity, self.state, self.now_ns)
 
 
@@ -139,7 +139,7 @@ def _with_holder(one: RankEvidence, ranks: Collection[int]) -> RankEvidence:
 
 
 def with_nccl(evidence: Sequence[RankEvidence]) -> tuple[RankEvidence, ...]:
-    """Return the evidence with what NCCL's RAS reports about each rank, if a rank on this machine uses NCCL.
+    """Add what NCCL's RAS reports about each rank to the evidence, if a rank on this machine uses NCCL.
 
     Takes up to two seconds. An answer from another job on this machine is recognized by its PIDs, and ignored.
     """
@@ -231,7 +231,7 @@ def _computes(earlier: Process | None, now: Process) -> bool:
 
 
 def _helpers_compute(earlier: Process, now: Process, with_threads: bool) -> bool:
-    """Return True if child processes or, `with_threads`, other threads of the process compute.
+    """Return True if child processes or, if `with_threads` is true, other threads of the process compute.
 
     With an accelerator, library threads may busy-wait, so they must not count.
     """
@@ -252,8 +252,8 @@ def _moves_data(earlier: Process, now: Process) -> bool:
 def _is_swapping(earlier: Process, now: Process, swapped_in: int) -> bool:
     """Return True if the process keeps reading its memory back from swap.
 
-    `swapped_in`: number of pages that the whole machine has read back from swap between the two samples. It limits the
-    process's own number, which includes pages of mapped files.
+    `swapped_in`: number of pages that the whole machine has read back from swap between the two samples. The process's
+    own number cannot be larger, but includes pages of mapped files.
     """
     num_paged_in = min(now.num_paged_in - earlier.num_paged_in, swapped_in)
     enough = _SWAPPING_PER_S * (now.seen_s - earlier.seen_s)
@@ -275,7 +275,7 @@ def _is_later(seen: ProcessExit, identity: PulseIdentity) -> bool:
 
 
 def _is_of(seen: ProcessExit, identity: PulseIdentity) -> bool:
-    """Return True if this is the exit of this rank, not of the same rank in an earlier attempt."""
+    """Return True if `seen` is the exit of this rank's process, not of the same rank in an earlier attempt."""
     if not _is_later(seen, identity):
         return False
     return seen.rank == identity.rank or (seen.host, seen.pid) == (identity.host, identity.pid)
@@ -303,7 +303,9 @@ def find_py_spy() -> str:
 
 
 def dump_stacks(evidence: Iterable[RankEvidence]) -> str:
-    """Return the stacks of all threads of the ranks on this machine. If one cannot be read, return the reason.
+    """Return the stacks of all threads of the ranks on this machine.
+
+    For a process whose stacks cannot be read, return the reason.
 
     Raises `DdpprofError` if py-spy is not installed.
     """

@@ -80,7 +80,7 @@ def _examine_end(directory: Path, evidence: tuple[RankEvidence, ...]) -> Examina
 
 
 def hung_at_last(directory: Path) -> Verdict | None:
-    """Return the verdict on the hang that ended the job, if one did."""
+    """Return the verdict on the hang that ended the job; ``None`` if the job did not end in a hang."""
     verdict, job = read_verdict(directory), last_exit_of_job(load_exits(directory))
     ended_well = job is None or (job.exit_code == 0 and not job.interrupted)
     if ended_well and _all_have_ended(directory):

@@ -104,7 +104,10 @@ def read_dump(path: Path) -> tuple[DumpedCollective, ...]:
 
 
 def _unpickled(content: bytes) -> Any:
-    """Unpickle a dump. Memo indices are checked first, because the unpickler allocates memory up to the highest."""
+    """Unpickle a dump.
+
+    Memo indices are checked first, because the unpickler allocates memory up to the highest index.
+    """
     for number_of_opcodes, (opcode, argument, _) in enumerate(pickletools.genops(content), 1):
         if opcode.name in _PUTS and int(argument or 0) > number_of_opcodes:
             raise pickle.UnpicklingError(
@@ -144,7 +147,7 @@ def judge_dumps(ranks: Mapping[int, Sequence[DumpedCollective]]) -> Verdict | No
 
 
 def lonely_calls(ranks: Mapping[int, Sequence[DumpedCollective]]) -> dict[str, int]:
-    """Return the process groups in which only one rank called collectives, each with this rank.
+    """Return the process groups in which only one rank called collectives, with the number of that rank.
 
     Dumps do not show which other ranks belong to these groups.
     """
@@ -182,7 +185,7 @@ def _first_difference(ranks: _Numbered) -> Verdict | None:
 
 
 def _first_missing(ranks: _Numbered, members: Iterable[int]) -> Verdict | None:
-    """Return the verdict on the rank of the group that has called the fewest collectives, which may be none."""
+    """Return the verdict on the rank of the group that has called the fewest collectives, or none at all."""
     last = {rank: max(ranks.get(rank, ()), default=0) for rank in members}
     if not last or min(last.values()) == max(last.values()):
         return None

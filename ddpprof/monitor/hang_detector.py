@@ -166,7 +166,7 @@ class HangDetector:
     def _pause_of(
         self, one: RankEvidence, evidence: Sequence[RankEvidence], overdue: Overdue, told: Verdict | None
     ) -> Standstill | None:
-        """Return what the rank waits for, and for how long it may; ``None`` if it is not in an intended pause."""
+        """Return what the rank waits for, and how long it may wait; ``None`` if it is not in an intended pause."""
         idle_s = self._idle.of(one, self._clock())
         debugged, outside = is_debugged(one.stack), _outside_of(one)
         works = idle_s < _IDLE_S and overdue.waited_s < pause_limit_s(one) and not _evaluates_alone(one, evidence)
@@ -270,7 +270,7 @@ class _Pause:
 
 
 def _outside_of(one: RankEvidence) -> Wait | None:
-    """Return what a running rank waits for outside the job; ``None`` if it does not, or is in DDP."""
+    """Return what a running rank waits for outside the job; ``None`` if it waits for no such thing, or is in DDP."""
     process = one.process
     is_free = not (one.is_dead or one.has_ended or one.is_silent or one.is_swapping)
     is_held = process is not None and (process.is_stopped or process.is_traced)
@@ -298,7 +298,7 @@ def _lacks_stacks(evidence: Sequence[RankEvidence]) -> bool:
 
 
 def _rest_s(usual_s: float | None) -> float:
-    """Return the seconds that a step may take to finish after a pause in it."""
+    """Return how many seconds a step may take to finish after a pause."""
     return _REST_OF_FIRST_S if usual_s is None else max(_REST_S, 2 * usual_s)
 
 
@@ -320,7 +320,7 @@ def _is_by_itself(one: RankEvidence) -> bool:
 
 
 def _that_moved(evidence: Sequence[RankEvidence], within_s: float) -> list[RankEvidence]:
-    """Return the ranks whose activity began within the last seconds. There are none if the job hangs."""
+    """Return the ranks whose activity began less than `within_s` seconds ago. In a job that hangs, there are none."""
     return [one for one in evidence if not one.has_ended and one.now_ns - one.state.since_ns < within_s * 1e9]
 
 

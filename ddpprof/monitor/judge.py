@@ -81,7 +81,7 @@ def judge(evidence: Sequence[RankEvidence]) -> Verdict:
 
 
 def _communicator(table: Table) -> ras.Communicator:
-    """Return what NCCL's RAS reported about the ranks; empty if it was not queried or did not answer."""
+    """Return what NCCL's RAS reported about the ranks; empty if RAS was not queried or did not answer."""
     return {one.rank: one.evidence.nccl for one in table if one.evidence.nccl is not None}
 
 
@@ -91,7 +91,7 @@ _MAY_BE_EARLY = (Fault.OWN_CODE, Fault.LOCK, Fault.OTHER_COLLECTIVE)
 def _with_early_ends(table: Table) -> Table:
     """Mark the ranks that have left the training loop while other ranks have not.
 
-    If all ranks have left it, mark none.
+    If all ranks have left the loop, mark no rank.
     """
     trains = any(is_in_a_loop(one.evidence.stack) for one in table)
     is_between_epochs = all(one.evidence.state.flags & StepFlag.RAN_OUT for one in table)
@@ -114,7 +114,7 @@ def _as_early(position: Position) -> Position:
 
 
 def _is_behind_loop(position: Position) -> bool:
-    """Return True if a rank is in a collective that the script calls outside any loop, so after its training loop."""
+    """Return True if a rank is in a collective that the script calls outside any loop: after its training loop."""
     is_in_collective = position.waits_in is not None and not position.waits_in_ddp
     return is_in_collective and is_in_a_loop(position.evidence.stack) is False
 
@@ -142,7 +142,7 @@ def _passes(state: PulseState) -> Passes:
 
 
 def _of_extra_pass(table: Table) -> Verdict | None:
-    """Diagnose a rank that ran extra backward passes, in fewer steps or after most ranks have left the loop."""
+    """Diagnose a rank that ran more backward passes, in fewer steps or after most ranks have left the training loop."""
     early = [one for one in table if one.fault is Fault.ENDED_EARLY]
     trains_on = [one for one in table if one not in early]
     if len(trains_on) == 1 < len(early) and trains_on[0].waits_in_ddp:
@@ -259,7 +259,7 @@ def _of_all_held(table: Table) -> Verdict | None:
 
 
 def _of_free_rank(table: Table) -> Verdict | None:
-    """Diagnose a rank that does not wait for other ranks, so that they wait for it."""
+    """Diagnose a rank that does not wait for other ranks, although the other ranks wait for it."""
     free = [one for one in table if one.waits_in is None]
     if not free:
         return None
@@ -376,7 +376,7 @@ def _of_fewer_passes(table: Table) -> Verdict | None:
 
 
 def _of_fewer_calls(table: Table) -> Verdict | None:
-    """Diagnose ranks that all wait in the same backward pass, if one lacks a reduction that the others have begun."""
+    """Diagnose ranks that all wait in the same backward pass, if one has not begun a reduction that the others have."""
     return _on_odd_rank(behind_by_calls(table), table) if all(one.waits_in_reducer for one in table) else None
 
 

@@ -46,8 +46,8 @@ def noise_of_windows(values: Floats, window: int, around: int, share_steps: bool
 
     This is the larger of the observed standard deviation and the one expected from the spread of single values. Each
     value is taken relative to the median of its `around` neighbors, so that a lasting change is not noise. Windows
-    whose halves differ by `two_levels` or more are left out. `share_steps`: two consecutive values
-    have a step in common.
+    whose halves differ by `two_levels` or more are left out. `share_steps`: two consecutive values have a step in
+    common.
     """
     values = values - _levels_around(values, around, window)
     alone = _OF_NORMAL * _OF_MEDIAN * _median_deviation(values) / sqrt(window / 2 if share_steps else window)
@@ -126,18 +126,18 @@ class LevelShift:
 
     @property
     def lost_ns(self) -> int:
-        """Total additional time of its steps, ns; 0 if it turned out not to be a slowdown."""
+        """Total additional time of all steps in the period, ns; 0 if it turned out not to be a slowdown."""
         return (self.after_ns - self.before_ns) * self.num_steps if self.was_slow else 0
 
     @property
     def was_slow(self) -> bool:
-        """Whether it still lasts, or the median of all its steps shows that it was a slowdown."""
+        """Whether the period has not ended, or the median of all its steps shows that it was a slowdown."""
         if self.is_noise:
             return False
         return self.last_step is None or self.after_ns >= (1 + LEAST_GROWTH) * self.before_ns
 
     def holds(self, number: Int64Column) -> Flags:
-        """Return a mask of the steps that belong to it. `number`: step numbers."""
+        """Return a mask of the steps that belong to the period. `number`: step numbers."""
         begun: Flags = number >= self.first_step
         return begun if self.last_step is None else begun & (number <= self.last_step)
 
@@ -199,7 +199,7 @@ class LevelShifts:
         self._since_refresh = 0
 
     def normal_before(self, shift: LevelShift, number: Int64Column) -> Flags:
-        """Return a mask of the steps before a slowdown that belong to no earlier one. `number`: step numbers."""
+        """Return a mask of the steps before a slowdown that belong to no earlier slowdown. `number`: step numbers."""
         normal: Flags = number < shift.first_step
         for other in self.shifts:
             normal &= ~other.holds(number)
@@ -309,7 +309,7 @@ class LevelShifts:
         self._steady = self._with(values)
 
     def _with(self, values: Floats) -> Floats:
-        """Return the most recent of the steady values followed by `values`."""
+        """Return the most recent steady values, followed by `values`."""
         steady: Floats = np.concatenate((self._steady, values))[-self._counts.most_noise :]
         return steady
 
@@ -388,13 +388,16 @@ class _Slow:
     """values that belong to it, without pending values"""
 
     def level(self, pending: Floats) -> float:
-        """Return the median of its values, except for the first one, which includes the step before."""
+        """Return the median of the slowdown's values.
+
+        The first value is ignored, because it includes the step before.
+        """
         values = np.concatenate((self.values.values, pending))
         return float(np.median(values[1:] if len(values) > 1 else values))
 
     @property
     def without_growth(self) -> Floats:
-        """Its values minus the increase."""
+        """Values of the slowdown minus the increase."""
         values = self.values.values
         return values - (self.level(_NOTHING) - self.base) if len(values) else values
 

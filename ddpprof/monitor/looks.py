@@ -136,7 +136,7 @@ class HangLook:
 
 
 def _patience_s(directory: Path) -> float:
-    """Return the seconds for which a job with a dead rank may make no progress until its launcher has acted."""
+    """Return how many seconds to wait for the launcher to act, if a job has a dead rank and makes no progress."""
     training = [head for head in read_heads(directory, 1) if head.state.ended == Ended.NOT_YET]
     return _RESTART_S if all(map(_has_left, training)) else _LAUNCHER_S
 
@@ -160,7 +160,7 @@ class LossLook:
         """the attempt for which the report was delayed, so that the ranks can write their learning rates"""
 
     def at(self, directory: Path, _missed_s: float, is_over: bool) -> None:
-        """Report the loss once every rank has finished one more step, or the job has ended."""
+        """Report the NaN or infinite loss once every rank has finished one more step, or the job has ended."""
         if self._told_of == directory:
             return
         heads = list(read_heads(directory, 0))

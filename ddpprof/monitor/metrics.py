@@ -80,7 +80,7 @@ class Metric:
 
 
 def read_metrics(out: Path) -> list[Metric]:
-    """Return the metrics of the job that writes into `out`; empty if it has not begun."""
+    """Return the metrics of the job that writes into `out`; empty if the job has not begun."""
     if not rundir.is_run(out):
         return []
     directory = rundir.last_attempt(out)
@@ -194,7 +194,7 @@ def check(target: MetricsTarget) -> None:
 
 
 def publish(target: MetricsTarget, out: Path) -> Callable[[], None]:
-    """Start publishing the metrics of the job that writes into `out`. Return a function that stops this.
+    """Start publishing the metrics of the job that writes into `out`. Return a function that stops publishing.
 
     Raises ``OSError``.
     """
@@ -299,7 +299,7 @@ def for_this_machine(application: Any) -> Callable[[dict[str, Any], Any], Iterab
 
 
 def names_this_machine(host: str) -> bool:
-    """Return True if a ``Host`` header is ``localhost``, an IP address or, as from some programs, empty."""
+    """Return True if a ``Host`` header is ``localhost``, an IP address, or empty, as sent by some programs."""
     if not host:
         return True
     try:

@@ -1,9 +1,8 @@
 """Overview of the current state of a job, from the pulses of its ranks.
 
 DDP synchronizes the ranks, so the steps of the lowest rank represent the steps of the job. A rank's own time is its
-step
-time without the time spent waiting for other ranks, as the median of its last steps. Ranks wait for a rank that has
-begun fewer backward passes or, if there is none, for the rank with the largest own time.
+step time without the time spent waiting for other ranks, as the median of its last steps. Ranks wait for a rank that
+has begun fewer backward passes or, if there is none, for the rank with the largest own time.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Position:
 
     @property
     def waits_in_ddp(self) -> bool:
-        """Whether it waits, or died, in one of DDP's own collectives rather than one of the script's."""
+        """Whether the rank waits, or died, in one of DDP's own collectives rather than one of the script's."""
         if self.fault is Fault.DIED:
             in_pass = self.evidence.state.activity in (Activity.BACKWARD, Activity.FORWARD)
             record = self.evidence.record
@@ -74,7 +74,7 @@ class Position:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Number of backward passes that this rank has begun, and of buckets that it has launched in the last one."""
+        """Number of backward passes that this rank has begun, and of buckets launched in the last of these passes."""
         state = self.evidence.state
         return state.num_passes, state.bucket + 1
 
@@ -376,7 +376,10 @@ def _loops_in(file: str) -> tuple[_Loop, ...] | None:
 
 
 def _exits_of(nodes: Sequence[ast.AST], in_loop: bool) -> Iterator[int]:
-    """Yield the lines of statements that exit a loop with this body. `in_loop`: `nodes` are in a nested loop."""
+    """Yield the lines of statements that exit a loop with this body.
+
+    `in_loop`: whether `nodes` are in a nested loop.
+    """
     for node in nodes:
         if isinstance(node, ast.Return) or (isinstance(node, ast.Break) and not in_loop):
             yield node.lineno

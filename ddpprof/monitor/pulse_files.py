@@ -116,7 +116,7 @@ def is_silent(identity: PulseIdentity, state: PulseState, now_ns: int) -> bool:
 
 
 def is_gone(identity: PulseIdentity) -> bool | None:
-    """Return True if the rank has not recorded its end and its process is dead; ``None`` for another machine."""
+    """Return True if the rank has recorded no end and its process is dead; ``None`` if it runs on another machine."""
     if not _is_in_this_memory(identity):
         return None
     try:

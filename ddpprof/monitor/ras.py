@@ -202,7 +202,10 @@ class _Section:
         return bool(operation) and num_usual + len(known) == world_size
 
     def communicator(self, world_size: int) -> Communicator:
-        """Return all ranks. Ranks that are not named have launched as many operations as the majority."""
+        """Return the communicator with all ranks.
+
+        Ranks that are not named have launched as many operations as the majority.
+        """
         usual = {
             name: count for name, (number, count) in self.usual.items() if self._names_others(name, number, world_size)
         }

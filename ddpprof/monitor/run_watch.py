@@ -45,7 +45,10 @@ class RunWatch:
     def __init__(
         self, out: Path, say: Say, kill_after_s: float | None, dumps_stacks: bool = False, names_top: bool = False
     ) -> None:
-        """`names_top`: print the ``ddpprof top`` command once the ranks can be shown."""
+        """Prepare to watch the run `out`.
+
+        `names_top`: print the ``ddpprof top`` command once the ranks can be shown.
+        """
         self._out = out
         self._say = say
         self._kill_after_s = kill_after_s
@@ -103,7 +106,7 @@ class RunWatch:
         )
 
     def _name_top(self, directory: Path) -> None:
-        """Print once where the run is, when its ranks can be shown."""
+        """Print where the run is, as soon as its ranks can be shown. Print this only once."""
         if self._names_top and rundir.pulses_in(directory):
             self._names_top = False
             self._say(f"the run is in {self._out}. View its ranks with: ddpprof top {self._out}")
@@ -143,10 +146,12 @@ class _Turn:
         self._failures = _Failures()
 
     def look_at(self, directory: Path, slow_s: float) -> float:
-        """Check the run. Return its duration in seconds if this and the previous check took long, else 0.
+        """Check the run.
 
-        `slow_s`: sum of the durations returned so far for all kinds of checks. They delay a check, but do not count as
-        missed time: storage is slow.
+        Return the duration of the check in seconds if this check and the previous one took long, else 0.
+
+        `slow_s`: sum of the durations returned so far for all kinds of checks. Long checks delay this one. That delay
+        does not count as missed time, because the cause is slow storage.
         """
         began_s, began_cpu_s, time_of_day_s = _now_s(), time.thread_time(), _time_of_day_s()
         late_s = began_s - self.due_s - (slow_s - self._slow_s)

@@ -4,14 +4,14 @@ All-reduces synchronize the ranks, so a step takes nearly the same time on each 
 over the ranks. A flag of a step on one rank applies to all ranks: while one rank saves a checkpoint, the other ranks
 wait.
 
-The size and cause of a slowdown are updated while it lasts, and are final once it has ended. It is withdrawn if the
-median of all its steps turns out to be hardly above the normal step time, or if the normal step time turns out to vary
-by that much.
+The size and cause of a slowdown are updated while it lasts, and are final once it has ended. A slowdown is withdrawn if
+the median of all its steps turns out to be hardly above the normal step time, or if the normal step time turns out to
+vary by that much.
 
 After the run, a pulse contains each of the last steps, and summaries of 100 or more earlier steps. A slowdown in
 summaries is detected if it lasts for at least three of them. If the last steps and the summaries show the same
-slowdown, the last steps are used. They cannot show a slowdown that begins with the first of them, because the normal
-step time before it is unknown.
+slowdown, the last steps are used. The last steps cannot show a slowdown that begins with the first of them, because the
+normal step time before it is unknown.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class SlowdownWatch:
             self._forget()
 
     def _forget(self) -> None:
-        """Keep only the half of the slowdowns that lost most time, and the last one, which may not have ended."""
+        """Keep only the half of the slowdowns that lost the most time, and the last one, which may not have ended."""
         shifts = self._detector.shifts
         ended = sorted(range(len(shifts) - 1), key=lambda index: shifts[index].lost_ns)
         kept = sorted([*ended[-_MOST_KEPT // 2 :], len(shifts) - 1])
@@ -161,7 +161,10 @@ class SlowdownWatch:
 
 
 def slowdown_of(shift: LevelShift, reason: Reason, steps: JobSteps, began_ns: int | None) -> StepSlowdown:
-    """Convert a level shift to a slowdown. Its begin or end is ``None`` if it is unknown and not in `steps`."""
+    """Convert a level shift to a slowdown.
+
+    A begin or end that is neither known nor in `steps` is ``None``. `began_ns`: known begin, if any.
+    """
     begins = np.flatnonzero(steps.number == shift.first_step)
     ends = np.flatnonzero(steps.number == shift.last_step) if shift.last_step is not None else begins[:0]
     return StepSlowdown(
@@ -188,7 +191,8 @@ def portraits(ranks: Mapping[int, _Rows], rows: np.ndarray, pulses: Mapping[int,
 def reason_between(before: Mapping[int, Portrait], after: Mapping[int, Portrait], world_size: int) -> Reason:
     """Return why steps became longer, according to the ranks that are known both before and after.
 
-    The network is the cause only if all ranks of the job are known. Otherwise, they may wait for an unknown rank.
+    The network is the cause only if all ranks of the job are known. Otherwise, the ranks may be waiting for an unknown
+    rank.
     """
     ranks = {rank: RankChange(before[rank], after[rank]) for rank in before if rank in after}
     reason = reason_for(ranks) if ranks else Reason(SlowdownCause.UNKNOWN, ())

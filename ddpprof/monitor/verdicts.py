@@ -217,7 +217,8 @@ def lost_a_peer(evidence: RankEvidence) -> bool:
 def how_likely_a_consequence(evidence: RankEvidence) -> int:
     """Return how likely it is that a rank ended because another rank ended.
 
-    2 if its error says that the connection to another rank was lost, 1 if SIGTERM (from a launcher) ended it, else 0.
+    The result is 2 if the rank's error says that the connection to another rank was lost, 1 if SIGTERM (from a
+    launcher) ended the rank, and otherwise 0.
     """
     ended = evidence.record.ended if evidence.record is not None else None
     if ended is None:

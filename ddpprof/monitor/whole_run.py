@@ -69,7 +69,7 @@ def rows_of_single_steps(steps: PulseSteps) -> PulseSummaries:
 
 
 def stretches(rows: PulseSummaries, most: int) -> tuple[Stretch, ...]:
-    """Divide a run into up to `most` stretches with about the same number of steps each."""
+    """Divide a run into up to `most` ranges of steps, with about the same number of steps each."""
     if not len(rows):
         return ()
     part = _parts(rows, most)
@@ -77,9 +77,9 @@ def stretches(rows: PulseSummaries, most: int) -> tuple[Stretch, ...]:
 
 
 def own_times(rows: PulseSummaries, most: int) -> tuple[int, ...]:
-    """Return the rank's median own time per step, in ns, in each of `most` stretches.
+    """Return the rank's median own time per step, in ns, in each of `most` ranges of steps.
 
-    Empty if there are fewer stretches, or if the rank's waiting is unknown in one of them.
+    The result is empty if there are fewer ranges, or if the rank's waiting time is unknown in one of them.
     """
     if not len(rows):
         return ()
@@ -92,7 +92,10 @@ def own_times(rows: PulseSummaries, most: int) -> tuple[int, ...]:
 
 
 def _parts(rows: PulseSummaries, most: int) -> Int64Column:
-    """Return the index of the stretch of each row. There are up to `most` stretches with about equally many steps."""
+    """Return, for each row, the index of its range of steps.
+
+    Up to `most` ranges have about the same number of steps each.
+    """
     until = np.cumsum(rows.num_steps)
     middle = until - rows.num_steps / 2
     part: Int64Column = np.minimum(middle * most // until[-1], most - 1).astype(np.int64)
@@ -100,7 +103,7 @@ def _parts(rows: PulseSummaries, most: int) -> Int64Column:
 
 
 def stretch_of(rows: PulseSummaries) -> Stretch:
-    """Merge one or more rows into a stretch."""
+    """Merge one or more rows into a `Stretch`."""
     weights = rows.num_steps
     waits = rows.wait_ns != UNKNOWN
     return Stretch(
@@ -198,7 +201,8 @@ def _memory_growth(pulse: Pulse, rows: PulseSummaries) -> int | None:
     """Return the growth of memory in bytes, without memory that was allocated while ddpprof recorded steps.
 
     Summaries replace samples that have been overwritten. They do not show which of their steps were recorded. If steps
-    in the first summary have a flag, it counts as recorded, because most runs record some of their first steps.
+    in the first summary have a flag, that summary counts as recorded, because most runs record some of their first
+    steps.
     """
     samples = rows_of(pulse.samples, pulse.samples.memory_bytes != UNKNOWN)
     until_ns = samples.at_ns[0] if len(samples) else np.iinfo(np.int64).max

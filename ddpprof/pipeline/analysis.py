@@ -49,7 +49,10 @@ class Selection:
 
 
 def select_ranks(files: Sequence[RankFiles], ranks: Numbers | None, sample: int | None) -> Selection:
-    """Select ranks by number (``None`` for all), at most `sample`. Raises `DdpprofError` if no rank is left."""
+    """Select the given ranks (all ranks if ``None``), but at most `sample`.
+
+    Raises `DdpprofError` if no rank is left.
+    """
     if ranks is not None and any(one.rank is None for one in files):
         raise DdpprofError("--only-ranks selects ranks of a run or a folder, but this is a single trace.")
     wanted = [one for one in files if ranks is None or one.rank in ranks]
@@ -89,7 +92,7 @@ def _sampled(files: Sequence[RankFiles], late: Sequence[int], sample: int) -> li
 
 
 def _suspects(files: Iterable[RankFiles]) -> list[int]:
-    """Return the ranks for which other ranks wait according to the light recording, latest first."""
+    """Return the ranks for which other ranks wait according to the light recording, longest delay first."""
     progress = {one.rank: _progress(one) for one in files if one.rank is not None}
     found = find_stragglers({rank: rows for rank, rows in progress.items() if rows})
     return [one.rank for one in found.stragglers] if found is not None else []
@@ -141,7 +144,10 @@ class TracedRank:
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """An analysis. It is valid while the context of `analysed` is open, because timelines are read from disk."""
+    """The analysis of a run.
+
+    It can be used while the context of `analysed` is open, because timelines are read from disk.
+    """
 
     _reduced: Reduced
     _cache: Cache
@@ -162,7 +168,7 @@ class Analysis:
         return KnownRun(self.report, self.modules, recorded, passes)
 
     def drawings(self, ranks: Container[int] | None = None) -> Iterator[Drawing]:
-        """Yield the drawings of the profiled steps in the report, for all ranks or only for these."""
+        """Yield the drawings of the profiled steps in the report, for all ranks or only for `ranks`."""
         for one in self._ranks:
             if ranks is None or one.rank is None or one.rank in ranks:
                 drawing = read_drawing(self._cache.path(one))
@@ -179,7 +185,7 @@ class Analysis:
                 yield TracedRank(summary, drawing.about, tuple(by_name[name] for name in drawing.about.files))
 
     def timeline(self, steps: Container[int] | None = None, ranks: Container[int] | None = None) -> Timeline:
-        """Draw the profiled steps in the report, or only these steps and ranks."""
+        """Draw the profiled steps in the report, or only the given steps and ranks."""
         return draw_timeline(list(self.drawings(ranks)), self.report, self._reduced.buckets, steps)
 
 
@@ -220,7 +226,7 @@ def _interruption_told(ranks: Sequence[RankFiles], cache: Cache) -> Iterator[Non
 def _map(
     ranks: Sequence[RankFiles], modules: tuple[DdpModule, ...], choice: AnalysisOptions, cache: Cache, watch: Watch
 ) -> tuple[RunSummary, dict[int, tuple[str, ...]]]:
-    """Return the merged summary of the ranks, reading those without a cache entry, and errors by rank."""
+    """Read the ranks that have no cache entry. Return the merged summary of all ranks, and errors by rank."""
     known: list[RankFiles] = []
     tasks = []
     for one in ranks:
@@ -299,7 +305,7 @@ def _on_steps(
 
 
 def whatif(path: str | Location, bucket_cap_mb: Sequence[float] = ()) -> WhatIf:
-    """Predict the step of a run with each of these bucket caps, or with a series of caps if none is given.
+    """Predict the step time of a run with each of these bucket caps, or with a series of caps if none is given.
 
     Raises `DdpprofError` if the run has not enough data. ``ddpprof whatif`` has more options than this function.
     """

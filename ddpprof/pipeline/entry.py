@@ -199,7 +199,7 @@ def read_summary(source: Path | BinaryIO) -> RunSummary:
 
 
 def read_drawing(path: Path) -> Drawing | None:
-    """Return the drawing, which reads steps on demand, or ``None`` without a trace. Raises `BadEntryError`."""
+    """Return the drawing, which reads steps on demand; ``None`` if the rank has no trace. Raises `BadEntryError`."""
     with _opened(path) as file:
         if "drawing" not in file.namelist():
             return None

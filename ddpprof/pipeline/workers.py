@@ -105,7 +105,10 @@ def _run(
     per_rank: int,
     progress: Progress,
 ) -> tuple[list[int], list[int]]:
-    """Return the tasks that may have killed a process or run out of memory, and the tasks that have not begun."""
+    """Run the tasks.
+
+    Return those that may have killed a process or run out of memory, and those that have not begun.
+    """
     # Use spawn, because forking a process with threads may deadlock.
     context, of_caller = multiprocessing.get_context("spawn"), multiprocessing.active_children()
     read_bytes = context.RawArray("q", len(tasks))

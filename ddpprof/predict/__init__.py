@@ -80,7 +80,7 @@ def as_written(list_mb: Sequence[float]) -> str:
 
 
 def up_to_one_bucket(caps_mb: Sequence[float], gradient_bytes: int) -> Iterator[float]:
-    """Yield caps in order, up to the first one that puts all gradients into one bucket. `caps_mb`: ascending."""
+    """Yield caps in order, up to the first one that puts all gradients into one bucket. `caps_mb`: caps, ascending."""
     for cap_mb in caps_mb:
         yield cap_mb
         if cap_mb * MIB >= gradient_bytes:

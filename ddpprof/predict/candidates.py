@@ -42,7 +42,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A setting and its predicted step time. Without arguments and hook, it is the unchanged job."""
+    """A setting and its predicted step time. If it has neither arguments nor a hook, it is the unchanged job."""
 
     arguments: Arguments = field(default_factory=dict)
     """arguments of DDP's constructor"""
@@ -143,7 +143,7 @@ def _diverse(promising: Sequence[_Tried], most: int) -> list[_Tried]:
 
 
 def _shares_switch(a: _Tried, b: _Tried) -> bool:
-    """Return True if both change the same option, apart from the buckets."""
+    """Return True if both settings change the same option other than the buckets."""
     return any(
         (
             a.setting.gradient_as_bucket_view and b.setting.gradient_as_bucket_view,
@@ -191,7 +191,7 @@ _SPREAD_MB = (5, 100, 10, 1, 50, 2, 200, 25, 400)
 
 
 def spread(training: Training, knobs: Knobs, most: int) -> Shortlist:
-    """Choose settings without predictions: caps with different resulting buckets, and each other option alone."""
+    """Choose settings without predictions: caps with different resulting buckets, and every other option on its own."""
     order = [index for bucket in training.buckets for index in bucket]
     now = Candidate(num_buckets=len(training.buckets))
     made: dict[Buckets, Candidate] = {}

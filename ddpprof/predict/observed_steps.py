@@ -72,8 +72,8 @@ def observe_steps(
 def one_part_for_each_pass(step: RecordedStep) -> tuple[RecordedStep, ...]:
     """Split a step at each forward pass that follows a synchronized backward pass.
 
-    A part has one backward pass of each module, all from one ``backward()`` call. If this is not so, or if forward
-    passes or gradient times are missing, no parts are returned.
+    A part has one backward pass of each module, all from one ``backward()`` call. No parts are returned if the step
+    cannot be split in this way, or if forward passes or gradient times are missing.
     """
     if not step.passes or any(one.last_ready_ns is None for one in step.passes):
         return ()
@@ -152,7 +152,7 @@ def _observe(ranks: Sequence[RecordedStep], num_buckets: Sequence[int], one_cloc
 
 
 def _num_accumulated(part: RecordedStep, module: int) -> int:
-    """Return the number of the module's backward passes in the part. Several forward passes may share one."""
+    """Return the number of the module's backward passes in `part`. Several forward passes may share a backward pass."""
     forwards = [one for one in part.forwards if one.module == module and one.has_gradients]
     num_per_pass = sum(one.synchronises for one in forwards)
     return len(forwards) // num_per_pass if num_per_pass else 1
@@ -224,7 +224,7 @@ def _gradients(one: TracedPass, host: RecordedStep, buckets: Buckets) -> list[fl
 
 
 def observe_passes(ranks: Mapping[int, TracedPasses]) -> tuple[ObservedStep, ...]:
-    """Return the backward passes with the usual buckets and a known end of computation that every rank has."""
+    """Return the backward passes that every rank has, with the usual buckets and a known end of computation."""
     return tuple(_observe_passes(list(passes.values())) for passes in _common_passes(ranks).values())
 
 
@@ -259,7 +259,10 @@ def _observe_passes(ranks: Sequence[TracedPass]) -> ObservedStep:
 
 
 def _computed(one: TracedPass) -> list[int]:
-    """Return the time at which each bucket was ready, at the latest the start of its all-reduce, ns from step start."""
+    """Return the time at which each bucket was ready, in ns from step start.
+
+    It is at the latest the start of its all-reduce.
+    """
     free = [times for index, times in enumerate(one.times_ns) if not _was_queued(one, index)]
     delays = [started - launched for launched, started, _ in free if launched is not None]
     behind = median(delays) if delays else 0

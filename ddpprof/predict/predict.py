@@ -77,7 +77,7 @@ def _with_most_latency(network: Network, link: Link, setting: Setting) -> Link:
 
 
 def _rate_error(network: Network, link: Link, setting: Setting, training: Training) -> tuple[float, list[str]]:
-    """Return the relative error of the bandwidth, and messages why it is larger than the error of the fit."""
+    """Return the relative error of the bandwidth, and messages that say why it is larger than the error of the fit."""
     error, reasons, sizes = max(_LEAST_RATE_ERROR, network.relative_error), [], training.bucket_bytes
     beyond = max(network.least_bytes / max(1, min(sizes)), max(sizes) / network.most_bytes)
     if beyond > _BEYOND:
@@ -268,7 +268,7 @@ def _bucket_bytes(trainings: Sequence[Training]) -> tuple[int, ...]:
 
 
 def num_ranks(setting: Setting, training: Training, network: Network) -> int:
-    """Return the world size to predict: the setting's, the run's or, if the run has a single rank, the network's."""
+    """Return the world size to predict, from the setting, the run or, if the run has a single rank, the network."""
     return setting.world_size or (training.world_size if training.world_size > 1 else network.world_size)
 
 

@@ -81,7 +81,7 @@ class Profile:
 
     @property
     def training(self) -> Training:
-        """The training with the most gradient bytes."""
+        """The `Training` with the most gradient bytes."""
         return max((one.training for one in self.passes), key=lambda training: training.gradient_bytes)
 
     @property
@@ -106,7 +106,7 @@ class Profile:
         return self.passes[0].num_reduced * self.passes[0].accumulation
 
     def without_others(self, ranks: Profile) -> Profile:
-        """Return the profile with the computation of `ranks`, which is the profile of some of the ranks.
+        """Return this profile with the computation from `ranks`, which is a profile of only some of the ranks.
 
         Everything else is kept. Raises `DdpprofError` if the number of gradients differs.
         """
@@ -169,7 +169,9 @@ def profile_of(
 def _pass_profile(
     observed: ObservedPasses, link: Link, copied: float | None, alone_ns: float | None
 ) -> tuple[PassProfile, Link]:
-    """Return the profile of one pass, and the link, with its cost to computation if the run shows it.
+    """Return the profile of one pass, and the link.
+
+    If the run shows the cost of communication to computation, it is added.
 
     `copied`: ns per byte.
     """
@@ -227,9 +229,9 @@ def _share_sent(bucket: SentBucket, now_ns: float) -> float:
 
 
 def _taken(training: Training, steps: Sequence[ObservedStep], link: Link, lost_ns: float) -> Cost:
-    """Return the cost per byte to computation, if the bytes sent during the backward pass caused its entire slowdown.
+    """Return the cost per byte to computation, assuming that the bytes sent in a backward pass caused all its slowdown.
 
-    It is not estimated if only a small part of the gradients was sent during the backward pass.
+    The cost is not estimated if only a small part of the gradients was sent during the backward pass.
     """
     sent_bytes = median(_sent_bytes(training, step, link) for step in steps)
     if sent_bytes < _ENOUGH_SENT * training.gradient_bytes:
@@ -238,7 +240,7 @@ def _taken(training: Training, steps: Sequence[ObservedStep], link: Link, lost_n
 
 
 def _sent_bytes(training: Training, step: ObservedStep, link: Link) -> float:
-    """Return the number of bytes sent until the end of the computation of the backward pass."""
+    """Return the number of bytes that are sent before the computation of the backward pass has ended."""
     return sum(size * _share_sent(one, step.computed_ns) for one, size in _sent(training, step, link))
 
 

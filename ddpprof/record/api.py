@@ -144,7 +144,7 @@ def watch(
 
 
 class CallbackRecording:
-    """`ddpprof.profile` with `begin` and `end` methods. Recording ends with the process at the latest."""
+    """`ddpprof.profile` with `begin` and `end` methods. Recording ends when the process ends, at the latest."""
 
     def __init__(self, out: str, **options: Any) -> None:
         """Take the same arguments as `ddpprof.profile`."""

@@ -53,10 +53,10 @@ class Board(Protocol):
         """Return the text of a note; ``None`` if it has not been posted. Raises the errors of `post`."""
 
     def sign(self, list_name: str) -> None:
-        """Add this rank to the list of that name, unless it is on it. Raises the same errors as `post`."""
+        """Add this rank to the list `list_name`, unless it is already on the list. Raises the same errors as `post`."""
 
     def num_signed(self, list_name: str) -> int:
-        """Return the number of ranks on the list of that name. Raises the same errors as `post`."""
+        """Return the number of ranks on the list `list_name`. Raises the same errors as `post`."""
 
 
 class FolderBoard:
@@ -326,7 +326,7 @@ class Captures:
         return None
 
     def is_over(self, window: Window) -> None:
-        """Record that this rank has captured its steps. Another thread completes its files."""
+        """Record that this rank has captured its steps. Another thread completes the files of the capture."""
         self._over = window  # before the next line, or `round` could handle the same request again
         self.request = None
 

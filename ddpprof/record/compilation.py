@@ -1,10 +1,10 @@
-"""Detect how the script compiles its DDP module with torch.compile, and change this in trials.
+"""Detect how the script compiles its DDP module with torch.compile. Trials can compile it in another way.
 
 torch.compile splits a model into one graph per bucket (`DDPOptimizer`) only if it compiles the model during DDP's
 forward, and ``torch._dynamo.config.optimize_ddp`` is ``ddp_optimizer``.
 
-This module is imported while torch is being imported. It imports torch's compiler only in jobs that use it, and
-in trials that change it.
+This module is imported while torch is being imported. It imports torch's compiler only in jobs that use it, and in
+trials that change it.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _remembering(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _compile_inner(self: Any, *args: Any, **kwargs: Any) -> None:
-    """Replacement for ``compile`` of a DDP module."""
+    """Compile the module inside DDP. This replaces the ``compile`` method of DDP."""
     self.module.compile(*args, **kwargs)
 
 

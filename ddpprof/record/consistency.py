@@ -198,7 +198,7 @@ class Unaveraged(Listener):
         self._found = tuple(found)
 
     def facts(self) -> dict[str, Any]:
-        """Return fields of the `Record`."""
+        """Return what was found, as fields of the `Record`."""
         return {"unaveraged": self._found, "optimizers": self._described}
 
     def _may_be_trained(

@@ -2,8 +2,7 @@
 
 A batch counts as training data if a DDP forward with gradients runs before the loader yields its next batch. After an
 evaluation batch, either the loader is exhausted or a forward without gradients runs first. A wrapper that prefetches
-one
-batch only shifts this by one batch.
+one batch only shifts this by one batch.
 """
 
 from __future__ import annotations
@@ -464,7 +463,7 @@ class Feeding(Listener):
             feed.set_epoch_called |= feed.sampler_id == id(sampler)
 
     def facts(self) -> dict[str, Any]:
-        """Return fields of the `Record`."""
+        """Return what was recorded about the loaders, as fields of the `Record`."""
         return {"loaders": tuple(feed.described() for feed in self._feeds)}
 
 

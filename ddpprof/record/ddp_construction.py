@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class ReducerParameters(NamedTuple):
-    """The reducer's parameters, in its order."""
+    """The reducer's parameters, in the order that the reducer uses."""
 
     names: list[str]
     """name of each parameter in the module; the first name if it has several"""

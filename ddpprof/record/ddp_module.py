@@ -152,8 +152,8 @@ def _indices_in(text: str) -> list[int]:
 def bucket_layout(ddp: DistributedDataParallel, of_reducer: ReducerParameters) -> list[list[int]]:
     """Return the parameter indices of each of the reducer's current buckets.
 
-    After the rebuild, they come from torch's DDP logging data. Before it, or if DDP never rebuilds its buckets
-    (``find_unused_parameters``), the assignment is computed as in DDP's constructor.
+    After the buckets are rebuilt, the indices come from torch's DDP logging data. Before that, or if DDP never rebuilds
+    its buckets (``find_unused_parameters``), the assignment is computed as in DDP's constructor.
     """
     logged = ddp._get_ddp_logging_data()
     rebuilt = logged.get("rebuilt_per_bucket_param_indices")
@@ -452,7 +452,7 @@ class _Accumulated:
     every hundredth one, and never for modules on several devices.
 
     Recording includes the initial skipped steps, because light recording covers only every second step. In a model that
-    alternates between two branches, it could always miss the same branch.
+    alternates between two branches, light recording could always miss the same branch.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:

@@ -68,7 +68,7 @@ class HostReads:
                     setattr(owner, name, original)
 
     def facts(self) -> dict[str, Any]:
-        """Return fields of the `Record`."""
+        """Return the recorded lines, as fields of the `Record`."""
         reads = (
             HostRead(written, str(Frame(file, line, function)), calls, waited_ns, self._num_steps)
             for (written, file, line, function), (calls, waited_ns) in self._found.items()

@@ -1,11 +1,10 @@
 """One process of a job: its rank, the run directory that all ranks agree on, its files, and how it ends.
 
 Either all ranks record into one run directory, or no rank records. The leading rank opens the run directory and
-announces it
-in the job's rendezvous store. Every rank registers before its first synchronized backward pass. Once the all-reduces of
-that pass have completed on the device, all ranks of the process group have registered; with a comm hook that does not
-wait for other ranks, they get a short time to do so. The first rank of the group that checks this writes the verdict to
-the store, and the other ranks read it.
+announces it in the job's rendezvous store. Every rank registers before its first synchronized backward pass. Once the
+all-reduces of that pass have completed on the device, all ranks of the process group have registered; with a comm hook
+that does not wait for other ranks, they get a short time to do so. The first rank of the group that checks this writes
+the verdict to the store, and the other ranks read it.
 
 Some ranks of a job may never train with DDP, for example if they only generate samples. If rank 0 is such a rank, the
 lowest rank of a process group leads.
@@ -286,7 +285,7 @@ class Agreement:
         return self.store.add("at-end", 0) >= self._world_size
 
     def veto(self) -> None:
-        """Prevent all ranks from profiling, because this rank cannot."""
+        """Prevent all ranks from profiling, because this rank cannot profile."""
         self.store.set("veto", "1")
 
     def vetoed(self) -> bool:
@@ -373,8 +372,8 @@ class JobRank:
     def attach_alone(self) -> None:
         """Attach without a process group, if this process is the whole job.
 
-        If a launcher has started several such processes, raises `DdpprofError` in all but the first, because all of
-        them would record into the same directory.
+        If a launcher has started several such processes, all but the first raise `DdpprofError`, because all of them
+        would record into the same directory.
         """
         if not is_first_rank():
             self.rank = int(rank_given() or 0)
@@ -393,7 +392,7 @@ class JobRank:
             self._offer_run(agreement)
 
     def _offer_run(self, agreement: Agreement) -> None:
-        """Open the run, and announce its directory, or the problem, to the other ranks."""
+        """Open the run, and announce its directory to the other ranks. If this fails, announce the problem instead."""
         run_id, out, problem = uuid.uuid4().hex, None, None
         try:
             out = str(open_run(self._settings, run_id, self.world_size))
@@ -404,7 +403,8 @@ class JobRank:
     def open_files(self, device: TrainingDevice | None) -> bool:
         """Open this rank's files after a synchronized backward pass on `device`.
 
-        `device`: ``None`` if the rank has failed. It then does not wait for a device, and leads if no other rank does.
+        `device`: ``None`` if the rank has failed. A failed rank does not wait for a device, and becomes the leading
+        rank if there is none.
 
         Returns False if the leading rank cannot record; the leading rank then reports the problem for all ranks. Raises
         `DdpprofError` and `OSError` for problems that this rank has to report.

@@ -153,7 +153,7 @@ def _speed(interface: Path) -> int | None:
 
 
 def _infiniband_ports(folder: Path) -> Iterator[InfinibandPort]:
-    """Yield the active ports. Their files contain, for example, ``4: ACTIVE`` and ``200 Gb/sec (4X HDR)``."""
+    """Yield the active ports. The files of a port contain, for example, ``4: ACTIVE`` and ``200 Gb/sec (4X HDR)``."""
     with suppress(OSError):
         for port in sorted(folder.glob("*/ports/*")):
             rate = re.match(r"([\d.]+)\s*Gb/sec", _text(port / "rate"))
@@ -192,7 +192,7 @@ def _pcie_link(root: Path, device: int) -> PcieLink | None:
 
 
 def _leading_number(path: Path) -> float | None:
-    """Return the number at the beginning of a file such as ``16.0 GT/s PCIe``."""
+    """Return the number at the beginning of a file's content, for example 16.0 for ``16.0 GT/s PCIe``."""
     found = re.match(r"\d+(\.\d+)?", _text(path))
     return None if found is None else float(found[0])
 

@@ -92,7 +92,7 @@ class PeakNotes(Listener):
         self._found: dict[int | None, MemoryPeak] = {}
 
     def facts(self) -> dict[str, Any]:
-        """Return fields of the `Record`."""
+        """Return the recorded peaks, as fields of the `Record`."""
         return {"peaks": tuple(self._found.values())}
 
     def forward_begins(self, ddp: DistributedDataParallel) -> None:
@@ -258,7 +258,7 @@ class Standby:
     def run(self, work: Callable[[], object]) -> Future[None]:
         """Run `work` in one of the threads.
 
-        Raises ``RuntimeError`` if none is idle while the interpreter is exiting.
+        Raises ``RuntimeError`` if no thread is idle while the interpreter is exiting.
         """
         with suppress(RuntimeError):
             self.prepare()

@@ -90,7 +90,7 @@ def _round(start: Start, number: int, from_all: Callable[[Any], list[Any]]) -> t
 
 
 def _under_way(works: Sequence[Any]) -> list[Any]:
-    """Return the unfinished work handles. Raises the errors of finished ones."""
+    """Return the work handles that have not finished. Raises the error of a handle that has failed."""
     for work in works:
         if work.is_completed():
             work.wait()

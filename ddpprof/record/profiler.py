@@ -73,7 +73,7 @@ class Bounds:
         return self._longest_s[True] or self._longest_s[False]
 
     def step_ends(self, usual: bool) -> None:
-        """Record the end of a step, profiled or not. `usual`: whether it was not an initial skipped step."""
+        """Record the end of a step, profiled or not. `usual`: False for an initial skipped step."""
         self._in_step = False
         if self._step_began:
             self._longest_s[usual] = max(self._longest_s[usual], time.monotonic() - self._step_began)
@@ -292,7 +292,7 @@ class StepProfiler:
         return self._is_busy or (self._profile is not None and self._profile.profiler is inner)
 
     def another_prepares(self, inner: object) -> None:
-        """Record that the script's own autograd profiler `inner` is about to warm up. It may do so repeatedly."""
+        """Record that the script's own autograd profiler `inner` is about to warm up, which may happen repeatedly."""
         StepProfiler._other = weakref.ref(inner), getattr(inner, "kineto_results", None)
 
     def _other_warms_up(self) -> bool:
@@ -393,7 +393,10 @@ class StepProfiler:
             self._let_go(finished, recorded)
 
     def _taken_out(self) -> tuple[profile | None, bool]:
-        """End the step. Remove the profile from this object; return it, and whether its trace has started."""
+        """End the step, and remove the profile from this object.
+
+        Return the profile, and whether its trace has started.
+        """
         self.end_step()
         finished, self._profile = self._profile, None
         recorded, self._recording = self._recording, False

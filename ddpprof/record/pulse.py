@@ -106,7 +106,7 @@ class PulseRows:
             self.made_ns = time_ns()
 
     def end_for(self, error: Exception) -> None:
-        """Write no more rows, because of `error`.
+        """Stop writing rows, because of `error`.
 
         Only the text of `error` is kept, because the exception may hold references to a model and its results.
         """
@@ -162,7 +162,7 @@ class PulseRows:
         self.looks_every = max(1, self._num_gradients // _GRADIENTS_PER_LOOK, self._looks_by_length)
 
     def _note_gradients(self, gradients: _Gradients, begin_ns: int, end_ns: int) -> None:
-        """Record how long a backward pass waited after its last gradient, unless torch's times are of another pass."""
+        """Record how long a backward pass waited after its last gradient, if torch's times belong to this pass."""
         self._num_gradients = max(self._num_gradients, *(len(came_ns) for came_ns, _, _ in gradients))
         if not all(came_ns for came_ns, _, _ in gradients):
             return

@@ -237,7 +237,7 @@ class PulseKeeper:
         self._wrote_facts = True
 
     def _is_evaluating(self, state: PulseState) -> bool:
-        """Return True if all modules are in evaluation mode but were in training mode when they last trained."""
+        """Return True if all modules are in evaluation mode, but were in training mode in their last training step."""
         evaluates = self._are_in_evaluation_mode()
         if not evaluates or state.activity in _TRAINS:
             self._trains_in_training_mode = not evaluates

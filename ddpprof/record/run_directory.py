@@ -36,13 +36,19 @@ _NO_ID = ("", "none")
 
 
 def agent_of_this_process() -> str | None:
-    """Return an identifier of the torchrun process that started this process, if any; the same in all attempts."""
+    """Return an identifier of the torchrun process that started this process, if any.
+
+    It is the same in all attempts.
+    """
     run_id = os.environ.get(_RUN_ID)
     return None if run_id is None else f"{run_id}@{socket.gethostname()}:{os.getppid()}"
 
 
 def torchrun_job(settings: Settings) -> TorchrunJob | None:
-    """Return the job's identity, stored in ``run.json`` to recognize later attempts; ``None`` without torchrun."""
+    """Return the job's identity, stored in ``run.json`` to recognize later attempts.
+
+    Returns ``None`` if torchrun did not start the job.
+    """
     run_id, restarts = os.environ.get(_RUN_ID), os.environ.get(_RESTARTS, "")
     if run_id is None:
         return None
@@ -147,7 +153,10 @@ def keep_part(
 
 
 def _run_in(directory: Path) -> str | None:
-    """Return the ``run_id`` of the run in `directory`. Listing it makes a network file system refresh its cache."""
+    """Return the ``run_id`` of the run in `directory`.
+
+    The directory is listed, so that a network file system refreshes its cache.
+    """
     with suppress(OSError, ValueError, AttributeError):
         if rundir.RUN_FILE in os.listdir(directory):
             return str(json.loads((directory / rundir.RUN_FILE).read_bytes()).get("run_id"))

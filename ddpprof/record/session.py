@@ -91,7 +91,7 @@ class Session(Listener):
         """framework classes whose checkpoints were already reported as not saved"""
 
     def begin(self) -> None:
-        """Start listening."""
+        """Start listening to training events."""
         keep_out_of_compiled_graphs()
         STANDBY.prepare()
         self.notes.environment.look_who_calls()
@@ -382,7 +382,8 @@ class Session(Listener):
     def _add_unusual_collective(self, ended: str, pulse: PulseWriter) -> None:
         """Add the unusual collective to the facts.
 
-        The other facts are written first, because this takes a second, and the launcher may end the process meanwhile.
+        The other facts are written first, because finding the collective takes a second, and the launcher may end the
+        process in the meantime.
         """
         found = unusual_collective(collectives(of_nccl=False), pulse.step_starts_ns(_COMPARED_STEPS))
         if found is not None:
@@ -421,7 +422,7 @@ class Session(Listener):
             raise SystemExit(1)
 
     def _write_last_facts(self, ended: str, without_modules: bool) -> None:
-        """Write the facts and how the recording ended.
+        """Write the facts about the rank, and how the recording ended.
 
         If this fails and `without_modules` is set, try again without the facts about modules.
         """
@@ -594,7 +595,7 @@ _OTHER, _FORWARD, _EVALUATION = int(Activity.OTHER), int(Activity.FORWARD), int(
 
 
 def between_backward_passes() -> bool:
-    """Return True if the reducer may be accessed. During a backward pass, it holds its lock."""
+    """Return True if the reducer may be accessed. During a backward pass, the reducer holds its own lock."""
     return get_ident() == EVENTS.training_thread and torch._C._current_graph_task_id() == -1
 
 
@@ -618,7 +619,7 @@ def _any_optimizer_alive() -> bool:
 
 @functools.cache
 def keep_out_of_compiled_graphs() -> None:
-    """Exclude the ddpprof code that runs during training from torch.compile, but not the user functions it calls."""
+    """Exclude ddpprof's own code that runs during training from torch.compile, but not the functions that it calls."""
     import torch._dynamo.trace_rules as rules
 
     own = (module.name for module in pkgutil.iter_modules(ddpprof.record.__path__) if module.name != _COMPILED)

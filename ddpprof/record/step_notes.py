@@ -79,7 +79,7 @@ class RpcNotes(Listener):
 
 
 def _worker(to: Any) -> str:
-    """Return the name of an RPC worker. `to`: its name, ID or ``WorkerInfo``."""
+    """Return the name of an RPC worker. `to`: the worker's name, ID or ``WorkerInfo``."""
     if isinstance(to, str):
         return to
     return str(to.name) if hasattr(to, "name") else f"worker {to}"
@@ -169,7 +169,7 @@ class JobEnvironment(Listener):
                 self._checkpoints.append(path)
 
     def facts(self) -> dict[str, Any]:
-        """Return fields of the `Record`."""
+        """Return what was recorded, as fields of the `Record`."""
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
         if self._links is None and self._groups:
             with suppress(Exception):  # without this fact, the record is still useful
@@ -255,7 +255,7 @@ class LossNotes(Listener):
 
 
 class StepNotes(Listener):
-    """Records the events of steps that are recorded in detail. Bound only in such steps."""
+    """Records the events of steps that are recorded in detail. It is bound only in such steps."""
 
     def __init__(self) -> None:
         self.modules: list[RecordedModule] = []
@@ -466,7 +466,7 @@ class StepNotes(Listener):
         self.modules, self._facts_of_released = [], None
 
     def facts(self) -> dict[str, Any]:
-        """Return fields of the `Record`."""
+        """Return what was recorded, as fields of the `Record`."""
         of_modules = {**self._facts_of_modules(), "unfrozen": self.unfrozen()}
         facts = {**of_modules, "devices": self.memory.devices(), **self.environment.facts()}
         facts |= self.peaks.facts() | self.feeding.facts() | self.unaveraged.facts() | self.host_reads.facts()

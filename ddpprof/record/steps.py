@@ -37,7 +37,7 @@ class Schedule:
 
     @property
     def num_skipped(self) -> int:
-        """Number of skipped steps. At least one, because the ranks can agree only after a backward pass."""
+        """Number of skipped steps. There is at least one, because the ranks can agree only after a backward pass."""
         return self._cost_begin
 
     @property

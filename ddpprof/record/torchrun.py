@@ -120,7 +120,7 @@ def listen_to_torchrun(errors: ModuleType) -> None:
 
 
 def note_child(pid: int, exit_code: int) -> None:
-    """Record the end of a child of a process of the job. The child may be a rank. Raises ``OSError``."""
+    """Record how a child process of the job ended. The child may be a rank. Raises ``OSError``."""
     settings = settings_from_environment()
     if settings is not None and AGENT not in os.environ:  # in torchrun's process, see `listen_to_torchrun`
         append_exit(Path(settings.out), {"pid": pid, "exit_code": exit_code})

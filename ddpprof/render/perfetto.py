@@ -47,7 +47,10 @@ class Tracks:
         names: Sequence[str],
         arguments: Sequence[dict[str, Any]] | None = None,
     ) -> Iterator[_Event]:
-        """Yield slices, which must be sorted by start and not begin before earlier slices in the track."""
+        """Yield slices of a track, given in order of their starts.
+
+        They must not begin before earlier slices of the track.
+        """
         free = self._free_ns.setdefault(track, [])
         for index, (start, end, name) in enumerate(zip(start_ns, end_ns, names, strict=True)):
             thread = next((number for number, since in enumerate(free) if since <= start), len(free))
@@ -134,7 +137,7 @@ def _rank_events(rank: RankTimeline, host: str | None, origin_ns: int, shortest_
 
 
 def _begin(step: StepTimeline) -> int:
-    """Return the first start of any event of the step. A bucket may be ready before the first kernel."""
+    """Return the earliest start of any event of the step. A bucket may be ready before the first kernel."""
     rows = (table.start_ns.min() for table in (step.compute, step.copies, step.collectives) if len(table))
     return min([step.start_ns, *map(int, rows), *(b.ready_ns for b in step.buckets if b.ready_ns is not None)])
 

@@ -185,7 +185,7 @@ def write_heat_maps(file: EventFile, report: Report) -> None:
 
 
 def cells(report: Report, value: Callable[[StepReport], int]) -> tuple[list[int], list[int], NDArray[np.float64]]:
-    """Return ranks, step numbers, and an array [ranks, steps] of values in ms; NaN where a rank lacks the step."""
+    """Return ranks, step numbers, and values in ms of shape (ranks, steps); NaN where a rank lacks the step."""
     ranks = [rank for rank in report.ranks if rank.steps][:_MAX_CELLS]
     steps = sorted({step.step for rank in ranks for step in rank.steps})[:_MAX_CELLS]
     column = {number: index for index, number in enumerate(steps)}
@@ -273,7 +273,7 @@ def settings_of(report: Report) -> dict[str, str | int | float]:
 
 
 def _value(value: str | float) -> str | int | float:
-    """Convert text that is a number to a number, because TensorBoard sorts by it."""
+    """Convert text that is a number to a number, because TensorBoard sorts by this value."""
     if not isinstance(value, str):
         return value
     return float(value) if _NUMBER.fullmatch(value) else clean(value, most=_LONGEST)

@@ -1,7 +1,8 @@
 """Prepare steps and collectives so that the views of torch-tb-profiler show the same numbers as the report.
 
 The plugin pairs the i-th collective of each rank, in order of start time, with the i-th collective of every other rank.
-It shows nothing if ranks have different numbers of collectives. `PluginViews.missing` describes what it cannot show.
+It shows nothing if ranks have different numbers of collectives. `PluginViews.missing` describes what the plugin cannot
+show.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def plugin_views(ranks: Iterable[tuple[RankSummary, DrawnRank]]) -> PluginViews:
 def _rank(summary: RankSummary, about: DrawnRank) -> _ShownRank:
     found = summary.of(ACROSS)
     assert found is not None, "every rank is measured"
-    assert found.traced is not None, "a rank that is drawn has a trace"
+    assert found.traced is not None, "only ranks with a trace have a drawing"
     table = found.traced.collectives
     comm = table.collectives
     on_host = any(about.names[name].startswith(_HOST_BACKENDS) for name in np.unique(comm.name).tolist())
@@ -99,7 +100,10 @@ def _rank(summary: RankSummary, about: DrawnRank) -> _ShownRank:
 
 
 def _lines(ranks: Sequence[_ShownRank], matched: MatchedCollectives) -> NDArray[np.int64]:
-    """Return an array [n, num_ranks] of the rows that count on every rank, in the order of the lowest rank."""
+    """Return the rows of the collectives that count on every rank.
+
+    The shape is (n, num_ranks). The order is that of the lowest rank.
+    """
     if len(ranks) == 1:
         return np.flatnonzero(ranks[0].counts)[:, None]
     rows = matched.rows[(matched.rows != UNKNOWN).all(axis=1)].astype(np.int64)

@@ -130,7 +130,7 @@ def _lanes(console: Console, section: Section) -> None:
 
 
 def _cells(lane: Lane, length_ns: int, room: int) -> list[str]:
-    """Return, for each column, the label of the longest span, or a space."""
+    """Return, for each column, the label of the longest span, or a space if there is no span."""
     times: list[dict[str, float]] = [{} for _ in range(room)]
     for span in lane.spans:
         begin, end = span.start_ns * room / length_ns, span.end_ns * room / length_ns

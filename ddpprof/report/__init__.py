@@ -246,8 +246,8 @@ class Report(ShownInNotebooks):
     def step_ns(self) -> int | None:
         """Duration of a step, ns: the median of the steps that ran without the profiler.
 
-        On an accelerator, or if there are no such steps, it is the mean of the profiled steps. Without profiled steps,
-        it is the median of the whole run.
+        On an accelerator, or if all steps ran with the profiler, this is the mean of the profiled steps. If no step was
+        profiled, it is the median of the whole run.
         """
         timed_ns = self.timed_steps_ns
         if timed_ns:

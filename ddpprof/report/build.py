@@ -66,7 +66,10 @@ def view_of(
     """Return the view for the rules. It contains only the topics' results that are in `shown`."""
 
     def least(value: Callable[[StepReport], int | None]) -> int | None:
-        """Return the mean over the steps, on the rank where it is lowest; on other ranks, it includes waiting."""
+        """Return the mean over the steps, on the rank with the lowest mean.
+
+        On other ranks, the mean includes waiting.
+        """
         of_ranks = [[value(step) for step in one.measured_steps if step.step in usual_steps] for one in reports]
         return _least(mean_known(values) for values in of_ranks)
 

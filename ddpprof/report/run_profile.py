@@ -166,7 +166,7 @@ def _profiled_by_number(recorded: Recorded) -> HostTimes:
 def _slowed_ns_per_byte(report: Report, training: Training) -> float:
     """Return the cost of communication to computation, ns per byte, or 0 if unknown.
 
-    It is derived from the durations of kernels with and without concurrent communication.
+    The cost is derived from the durations of kernels with and without concurrent communication.
     """
     slowdown = report.overlap_slowdown
     if slowdown is None or not slowdown.lost_ns or slowdown.lost_ns < 0 or not slowdown.known_share:
@@ -310,7 +310,7 @@ def _with_taken_of(known: Network, other: Network) -> Network:
 def _is_same(bench: Network, known: Network) -> bool:
     """Return True if a measured network is the same as the known network of the run.
 
-    If the latter was derived from buckets, it has no latency, and only a large bucket can be compared.
+    If the known network was derived from buckets, its latency is unknown, and only a large bucket can be compared.
     """
     measured, seen = bench.link.alone, known.link.alone
     differences = [abs(measured.ns_per_byte / seen.ns_per_byte - 1)]
@@ -322,7 +322,7 @@ def _is_same(bench: Network, known: Network) -> bool:
 
 
 def training_of(report: Report, module: DdpModule, index: int = 0) -> Training:
-    """Return the `Training` for backward passes through one module. `index`: of the module, in the run."""
+    """Return the `Training` for backward passes through one module. `index`: index of the module in the run."""
     settings = module.settings
     return Training(
         gradients=tuple(map(gradient_of, module.parameters)),

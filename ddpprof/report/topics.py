@@ -5,8 +5,8 @@ are no longer needed. Each rank is summarized independently, so that several pro
 Summaries can be merged in any order and grouping, with bit-identical results.
 
 The measures of each topic are stored as compressed msgpack, in which equal objects have equal bytes. Columns of times
-are stored as differences, which compress well. They are only read by the version of ddpprof that wrote them, because
-the cache depends on it.
+are stored as differences, which compress well. Only the version of ddpprof that wrote the measures reads them, because
+cache entries depend on the version.
 
 `Report.tables` contains the report as Arrow tables, for data frames and SQL. A table has a column for every number that
 the dataclass of its rows declares with `engine.numbers`.

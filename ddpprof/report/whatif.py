@@ -152,9 +152,9 @@ class _Changes:
 
 
 def _copying_error_ns(report: Report) -> float:
-    """Return the error of the median copy-out time in the traces: twice its standard error.
+    """Return twice the standard error of the median copy-out time in the traces.
 
-    With too few steps, it is the largest value.
+    If there are too few steps, return the largest copy-out time instead.
     """
     copied = [step.wrapper.copy_out_ns for rank in report.ranks for step in rank.measured_steps]
     if len(copied) < LEAST_STEPS:
@@ -212,7 +212,7 @@ class PredictedSetting:
 
 @dataclass(frozen=True, slots=True)
 class NetworkReport:
-    """The network, as measured, without the changes of any setting."""
+    """The network as measured, without changes made by a setting."""
 
     is_benched: bool
     """True if measured by `ddpprof netbench`; False if derived from the buckets of the run"""
@@ -270,8 +270,8 @@ class Asked:
 def build_whatif(job: Job, profiled: Profiled, asked: Asked, step_ns: int | None = None) -> WhatIf:
     """Predict the requested settings. Raises `DdpprofError` if the run has not enough data.
 
-    `step_ns`: step time from the report. If given, predictions start from it, so that both show the same step time; it
-    does not affect gains.
+    `step_ns`: step time from the report. If it is given, predictions start from this step time, so that they agree with
+    the report. It does not affect gains.
     """
     profile, target = profiled.profile, profiled.target
     if step_ns is not None:

@@ -47,7 +47,7 @@ class Ratio:
 
     @property
     def is_beyond_noise(self) -> bool | None:
-        """Whether the interval excludes 1; ``None`` without an interval."""
+        """Whether the interval excludes 1; ``None`` if there is no interval."""
         if self.low is None or self.high is None:
             return None
         return self.low > 1 or self.high < 1
@@ -73,7 +73,11 @@ def paired_ratio(rounds: Sequence[Sequence[Pair]], comparisons: int = 1) -> Rati
 def joint_ratios(
     one: Sequence[float], others: Sequence[Sequence[float]], comparisons: int | None = None
 ) -> tuple[Ratio, ...]:
-    """Return the ratio of each of `others` to `one`. Each sequence has one step time per round, in which all ran once.
+    """Return the ratio of each of `others` to `one`.
+
+    Each sequence has one step time per round.
+
+    Every variant ran once in each round.
 
         log step = round + variant + noise
         ratio    = median over rounds of (step of the variant / step of the reference)
@@ -153,7 +157,10 @@ def binomial_tail(successes: int, trials: int, chance: float) -> float:
 
 
 def student_tail(t: float, degrees: int) -> float:
-    """Return P(T >= t) for Student's t distribution with at least one degree of freedom. May be 0 below 1e-16."""
+    """Return P(T >= t) for Student's t distribution with at least one degree of freedom.
+
+    Values below 1e-16 may be 0.
+    """
     angle = atan(t / sqrt(degrees))
     odd = degrees % 2
     term = cos(angle) if odd else 1.0

@@ -47,9 +47,9 @@ def measure_accumulation(steps: Sequence[RecordedStep]) -> tuple[Accumulation, .
 
 
 def count_micro_steps(steps: Sequence[RecordedStep]) -> int:
-    """Return the number of batches whose gradients are accumulated per optimizer step; 1 without accumulation.
+    """Return the number of batches whose gradients are accumulated per optimizer step; 1 if there is no accumulation.
 
-    Counts forwards under ``no_sync`` and backward passes whose gradients the next pass adds to.
+    The number includes forwards under ``no_sync`` and backward passes to whose gradients the next pass adds.
     """
     per_step = []
     for step in steps:
@@ -67,7 +67,7 @@ def _accumulated(step: RecordedStep, module: int) -> int:
 
 
 def _superfluous(step: RecordedStep, passes: Sequence[BackwardPass]) -> Iterator[bool]:
-    """For each pass but the last, yield True if the next one adds to its gradients before the optimizer steps."""
+    """Yield, for each pass but the last, whether the next pass adds to its gradients before the optimizer steps."""
     for one, following in pairwise(passes):
         begun = one.last_ready_ns
         stepped = begun is None or any(begun <= start < following.origin_ns for start, _ in step.optimizers)

@@ -210,7 +210,10 @@ _BY = {
 
 
 def _why(bound: Bound, hooked: bool) -> str:
-    """Explain the limit. `hooked`: a comm hook may launch collectives that the profiler does not record."""
+    """Explain the limit.
+
+    `hooked`: whether there is a comm hook, which may launch collectives that the profiler does not record.
+    """
     calls = f"{'at least ' if hooked else ''}{count(bound.num_collectives, 'collective')}"
     volume = "" if bound.gradient_bytes is None else f" for {megabytes(bound.gradient_bytes)} MB of gradients"
     if bound.by is BoundBy.WAITING:

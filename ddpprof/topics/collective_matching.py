@@ -39,7 +39,7 @@ class RankCollectives:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Rows of one process group in n lines, with one column per rank; all or none have sequence numbers."""
+    """Candidates of one process group: n lines, with one column per rank. All or none of them have sequence numbers."""
 
     group: ProcessGroup
     """a group without name, size and ranks stands for rows without a group"""
@@ -61,7 +61,7 @@ class Candidates:
 
 
 def rank_collectives(rank: Rank) -> RankCollectives | None:
-    """Return the rank's collectives; ``None`` without a trace."""
+    """Return the rank's collectives; ``None`` if the rank has no trace."""
     trace = rank.trace
     if trace is None:
         return None
@@ -178,7 +178,7 @@ def common_groups(ranks: Sequence[RankCollectives]) -> tuple[list[ProcessGroup],
 
 
 def contradictions(ranks: Sequence[RankCollectives]) -> list[tuple[int, ProcessGroup]]:
-    """Return (rank, group) pairs in which the rank has collectives of a group whose list of ranks lacks it."""
+    """Return (rank, group) pairs in which the rank has collectives of a group whose list of ranks does not name it."""
     return [
         (rank.rank, group)
         for rank in ranks
@@ -224,7 +224,7 @@ class MatchedCollectives:
         return len(self.rows)
 
     def gather(self, ranks: Sequence[RankCollectives], column: Callable[[RankCollectives], Int64Column]) -> Int64Column:
-        """Return an array [n, num_ranks] with the column's value on each rank, and 0 where ``rows`` is `UNKNOWN`."""
+        """Return an array of shape (n, num_ranks) with the column's values; 0 where ``rows`` is `UNKNOWN`."""
         by_number = {rank.rank: rank for rank in ranks}
         values = np.zeros(self.rows.shape, np.int64)
         for index, number in enumerate(self.ranks):
@@ -260,7 +260,7 @@ def match_collectives(ranks: Sequence[RankCollectives]) -> MatchedCollectives:
 
 
 def _is_same(lines: Candidates) -> NDArray[np.bool_]:
-    """Return an array [n]: whether the rows of each line are the same collective."""
+    """Return a boolean array of shape (n,): True for each line whose rows are the same collective."""
     known = lines.rows != UNKNOWN
     same: NDArray[np.bool_]
     if lines.by_sequence:
@@ -279,18 +279,21 @@ _MOST_RANKS_NAMED = 4
 
 
 def differs(lines: Candidates) -> NDArray[np.bool_]:
-    """Return an array [n]: whether the rows of each line differ in kind or in known size."""
+    """Return a boolean array of shape (n,): True for each line whose rows differ in kind or in known size."""
     return _varies(lines.kinds) | (_varies(lines.sizes) & ~np.isin(lines.kinds.max(axis=1), _SIZED_BY_RANK))
 
 
 def describe_mismatches(lines: Candidates, step_numbers: Sequence[int]) -> list[str]:
-    """Return a sentence for each difference. `step_numbers`: numbers of the steps that the lines refer to."""
+    """Return a sentence for each line whose rows differ.
+
+    `step_numbers`: numbers of the steps that the lines refer to.
+    """
     told = _by_sequence(lines) if lines.by_sequence else _by_step(lines)
     return [f"{_where(lines, first, step_numbers)}: {text}" for first, text in told]
 
 
 def describe_contradictions(found: Sequence[tuple[int, ProcessGroup]]) -> list[str]:
-    """Return a sentence for each group whose list of ranks lacks ranks that take part in its collectives."""
+    """Return a sentence for each group whose list of ranks does not name all ranks that call its collectives."""
     ranks: dict[ProcessGroup, list[int]] = {}
     for rank, group in found:
         ranks.setdefault(group, []).append(rank)
@@ -303,7 +306,7 @@ def describe_contradictions(found: Sequence[tuple[int, ProcessGroup]]) -> list[s
 
 
 def _varies(values: NDArray[np.int64] | NDArray[np.int8]) -> NDArray[np.bool_]:
-    """Return an array [n]: whether the known values of each line differ."""
+    """Return a boolean array of shape (n,): True for each line with different known values."""
     largest = values.max(axis=1, keepdims=True)
     varies: NDArray[np.bool_] = ((values != largest) & (values != UNKNOWN)).any(axis=1)
     return varies

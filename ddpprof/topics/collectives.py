@@ -154,7 +154,7 @@ def _summarise(
     waiting_ns: Int64Column,
     rows: Sequence[_Rows],
 ) -> CollectiveSummary:
-    """Summarise one class. `transfer` and `waiting_ns` contain the matched collectives of all classes."""
+    """Summarise one size class. `transfer` and `waiting_ns` contain the matched collectives of all classes."""
     kind, _, size_class = key.tolist()
     of_rank = [rows_of(one, (one.key == key).all(axis=1)) for one in rows]
     most = max(of_rank, key=lambda one: len(one.key))

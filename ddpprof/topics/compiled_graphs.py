@@ -79,9 +79,9 @@ class CompiledGraphs:
 
     @property
     def waiting(self) -> BucketWait | None:
-        """The first bucket that waits for another graph with a large share of its bytes.
+        """The first bucket with a large share of bytes that wait for another graph.
 
-        Its wait is at least half as long as the longest wait.
+        Buckets that wait less than half as long as the longest wait are ignored.
         """
         late = [one for one in self.waits if one.early_bytes >= _EARLY * one.num_bytes]
         longest_ns = max((one.waits_ns for one in late), default=0)
@@ -118,7 +118,7 @@ def _ready_ns(record: Record, modules: Sequence[DdpModule]) -> list[int] | None:
 
 
 def _groups(ready_ns: Sequence[int], num_graphs: int | None) -> list[list[int]] | None:
-    """Return groups of parameters whose gradients become ready together, in time order; ``None`` without groups."""
+    """Return groups of parameters whose gradients become ready together, in time order; ``None`` if there are none."""
     order = sorted(range(len(ready_ns)), key=lambda index: ready_ns[index])
     last_ns = ready_ns[order[-1]]
     gaps = [(ready_ns[after] - ready_ns[before], at) for at, (before, after) in enumerate(pairwise(order), 1)]
@@ -171,13 +171,14 @@ def one_graph(found: CompiledGraphs, view: View) -> Iterator[Finding]:
     change = _smaller_graphs(view) if is_cut else compilation_change(optimize_ddp=OptimizeDdp.DDP_OPTIMIZER)
     if change is None:
         return
-    cut = "split it into smaller graphs" if is_cut else "let torch.compile split it into one graph per bucket"
+    by_bucket = "let torch.compile split the model into one graph per bucket"
+    cut = "split the model into smaller graphs" if is_cut else by_bucket
     yield Finding(
         "compiled-graphs",
         "The model is compiled as one graph, so no gradient is ready before its backward pass ends",
         f"all gradients become ready together, {in_ms(found.groups_ns[0])} after the forward; "
         f"{in_ms(view.exposed_ns or 0)} of communication per step, from all buckets, is exposed",
-        f"To overlap, {cut}: {change.code}. {_compare(view)}",
+        f"To overlap communication with computation, {cut}: {change.code}. {_compare(view)}",
         min(view.exposed_ns or 0, found.groups_ns[0]),
         cause_ns=view.exposed_ns,
         change=change,
@@ -234,7 +235,7 @@ def few_graphs(found: CompiledGraphs, view: View) -> Iterator[Finding]:
         f"bucket {largest.index} holds {size(largest.num_bytes or 0)} of {size(total)}, and its gradients become ready "
         f"together, {in_ms(largest.ready_ns or 0)} after the forward; {in_ms(view.exposed_ns)} of communication per "
         "step is exposed",
-        f"Split it into smaller graphs that end where buckets end: {change.code}. {_compare(view)}",
+        f"Split the model into smaller graphs that end where buckets end: {change.code}. {_compare(view)}",
         gain_ns,
         cause_ns=view.exposed_ns,
         subject={"bucket": largest.index},
@@ -264,13 +265,13 @@ def _small_cap(module: DdpModule) -> int:
 
 
 def _smaller_graphs(view: View) -> Change | None:
-    """Return the change to graphs of at most half the current size; ``None`` if the graphs are already small."""
+    """Return the change that makes graphs at most half as large; ``None`` if the graphs are already small."""
     cap, now = _small_cap(view.modules[0]), _cap_mib(view.modules[0])
     return _capped(view, cap) if cap <= now / 2 else None
 
 
 def _capped(view: View, cap: float) -> Change:
-    """Return the change to graphs and buckets of at most `cap` MiB that end at the same parameters."""
+    """Return the change that limits graphs and buckets to `cap` MiB, so that both end at the same parameters."""
     if view.could_take_cap_lists:
         return ddp_change(view.framework, bucket_cap_mb_list=(DEFAULT_FIRST_CAP_MIB, cap))
     return ddp_change(view.framework, bucket_cap_mb=cap)

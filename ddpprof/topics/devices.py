@@ -217,7 +217,7 @@ def _on_one_device(devices: int) -> Finding:
     return Finding(
         "data-parallel-on-one-device",
         f"nn.DataParallel has {where} to use",
-        "with a single device, it only calls the wrapped module",
+        "with a single device, DataParallel only calls the wrapped module",
         "Use the module itself, or DistributedDataParallel for several devices or processes.",
         None,
         numbers=only_known(num_devices=devices),

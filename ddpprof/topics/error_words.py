@@ -124,7 +124,7 @@ _LIMITS = {
     signal.SIGHUP: "Its terminal or its connection was closed: start the job with nohup, or in tmux.",
 }
 """signal → sentence on its cause"""
-NOT_KNOWN = "The out-of-memory killer may have ended it: check the host's log (dmesg)."
+NOT_KNOWN = "The out-of-memory killer may have ended the process: check the host's log (dmesg)."
 _NOT_BY_THE_KERNEL = (
     "The kernel's out-of-memory killer ended no process on that host during that time. Something else sent the "
     "signal: a scheduler (which may limit memory and time as well), systemd-oomd, or a person."

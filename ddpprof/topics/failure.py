@@ -67,24 +67,24 @@ class RankEnd:
 
     @property
     def error(self) -> str | None:
-        """The error message with which it ended."""
+        """The error message with which the rank ended."""
         return error_in(self.ended)
 
     @property
     def failed(self) -> bool:
-        """Whether it ended with an error of its own, or with a nonzero exit code as after ``sys.exit(5)``."""
+        """Whether the rank ended with an error of its own, or with a nonzero exit code as after ``sys.exit(5)``."""
         if self.error is not None or self.ended == "interrupted":
             return self.error is not None
         return self.exit_code not in (None, 0, -signal.SIGTERM)  # launchers send SIGTERM to the remaining ranks
 
     @property
     def lost_a_connection(self) -> bool:
-        """Whether its error says that another rank's process was gone."""
+        """Whether the rank's error says that another rank's process was gone."""
         return self.ended is not None and _OF_A_LOST_CONNECTION.search(self.ended) is not None
 
     @property
     def waited_for_a_peer(self) -> bool:
-        """Whether its error says that another rank did not take part in a collective in time."""
+        """Whether the rank's error says that another rank did not take part in a collective in time."""
         return self.ended is not None and _OF_A_MISSING_PEER.search(self.ended) is not None
 
 
@@ -125,7 +125,7 @@ def rank_end(record: Record, modules: Sequence[DdpModule] | None = None) -> Rank
 
 
 def with_exits(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> tuple[RankEnd, ...]:
-    """Return the ends with the exit codes that the parent processes recorded."""
+    """Add the exit codes recorded by the parent processes to the ends of the ranks."""
 
     def seen(end: RankEnd) -> RankEnd:
         found = next((one for one in exits if one.exit_code and _is_of(one, end)), None)
@@ -167,7 +167,7 @@ def _is_of(one: ProcessExit, end: RankEnd) -> bool:
 
 
 def _known_by_exit_alone(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> list[RankEnd]:
-    """Return the ends of ranks that have an exit code but no readable record."""
+    """Return a `RankEnd` for each rank that has an exit code but no readable record."""
     known = {end.rank for end in ends}
     unknown = {one.rank: one for one in exits if one.rank is not None and one.rank not in known and one.exit_code}
     return [
@@ -268,7 +268,7 @@ def _advice(end: RankEnd) -> str | None:
 
 
 def _advice_on_ddp_error(end: RankEnd) -> str | None:
-    """Return a sentence with the parameters that the error names and what to change; ``None`` if it names none."""
+    """Return a sentence with the parameters that the error names, and what to change; ``None`` if it names none."""
     said = end.error or ""
     if not end.parameters:
         return None

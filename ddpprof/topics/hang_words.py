@@ -64,25 +64,26 @@ _DO = {
     f"end each epoch after the smallest len(loader) of all ranks; or {TRAIN_WITHIN_JOIN}.",
     Fault.FEWER_PASSES: "Every rank must run the same backward passes: look for a `continue`, a `break` or an `if` in "
     f"the loop that depends on the rank or its batch, and for caught exceptions. {SKIP_TOGETHER}",
-    Fault.MISSING_COLLECTIVE: f"Every rank must call it: {_WHERE_LEFT_OUT}",
-    Fault.OTHER_COLLECTIVE: "Call it on every rank: look for an `if rank == 0:`, or a condition on the batch. If the "
-    "line is after the training loop, that rank left the loop early: make all ranks leave it after the same step.",
+    Fault.MISSING_COLLECTIVE: f"Every rank must call that collective: {_WHERE_LEFT_OUT}",
+    Fault.OTHER_COLLECTIVE: "Call that collective on every rank: look for an `if rank == 0:`, or a condition on the "
+    "batch. If the line is after the training loop, that rank left the loop early: make all ranks leave it after the "
+    "same step.",
     Fault.MISMATCH: SAME_COLLECTIVES,
     Fault.EVALUATES_ALONE: "Evaluate model.module on that rank, or the DDP module on every rank, with the same "
     "number of batches on each. DDP's forward broadcasts buffers, such as BatchNorm's statistics, even in "
     "evaluation mode.",
-    Fault.OWN_CODE: "Check that line: the other ranks are waiting for it to finish.",
+    Fault.OWN_CODE: "Check that line: the other ranks wait until that rank continues.",
     Fault.LOCK: "Find out which thread or process holds the lock or should fill the queue. It must not depend on "
     "other ranks.",
-    Fault.LOADER: "Check its workers (`py-spy dump --pid PID`) and the storage that they read from. "
-    "DataLoader(timeout=…) turns a stuck worker into an error.",
-    Fault.STORAGE: "Check the file system that it uses. If only one rank saves, the other ranks wait for it.",
-    Fault.STOPPED: "Resume it: kill -CONT {pid}",
+    Fault.LOADER: "Check the DataLoader workers of that rank (`py-spy dump --pid PID`) and the storage that they read "
+    "from. DataLoader(timeout=…) turns a stuck worker into an error.",
+    Fault.STORAGE: "Check the file system that the rank uses. If only one rank saves, the other ranks wait for it.",
+    Fault.STOPPED: "Resume the rank: kill -CONT {pid}",
     Fault.SWAPPING: "Give the job more memory, or reduce its memory use with a smaller batch or fewer DataLoader "
     "workers.",
     Fault.TRACED: "Continue in the debugger, or detach it.",
-    Fault.INTERPRETER_HELD: "To see where: py-spy dump --native --pid {pid}. Long-running C code should release the "
-    "lock.",
+    Fault.INTERPRETER_HELD: "To find that code: py-spy dump --native --pid {pid}. Long-running C code should release "
+    "the lock.",
     Fault.LINK: "If there are several hosts, check the network between them for a link that is down, a firewall or a "
     "full send queue (ss -ti; for InfiniBand, ibstat). On accelerators, also look for ranks that queue "
     "different collectives.",
@@ -111,7 +112,7 @@ _DO_BY_HINT = {
     Hint.STATIC_GRAPH: """
         With static_graph=True every step must use the same parameters. Remove static_graph=True and pass
         find_unused_parameters=True, or use these parameters in every forward.""",
-    Hint.SKIPPED_COLLECTIVE: f"Every rank must call it, as that rank did in earlier steps: {_WHERE_LEFT_OUT}",
+    Hint.SKIPPED_COLLECTIVE: f"Every rank must call that collective, as in earlier steps: {_WHERE_LEFT_OUT}",
     Hint.OTHER_AMOUNT: SAME_COLLECTIVES,
     Hint.TIMED_OUT: """
         Find out what that rank was doing until its launcher ended it. If that work can take so long, pass a longer
@@ -128,7 +129,7 @@ _DO_BY_HINT = {
         Find out what that rank was doing in the meantime: the monitored_barrier() of the other ranks timed out waiting
         for it.""",
     Hint.WAITS_FOR_INPUT: """
-        Look for an input() or a breakpoint() at that line: it may be waiting for input that never comes.""",
+        Look for an input() or a breakpoint() at that line: the rank may be waiting for input that nobody provides.""",
     Hint.WAITS_OUTSIDE: """
         Check what the rank is waiting for at that line, and set a timeout there. The other ranks wait until the rank
         continues.""",
@@ -139,11 +140,12 @@ _DO_BY_HINT = {
         C code crashed: check the line above and the libraries that it calls. rank-{rank}.crash.txt in the run has the
         stacks of all threads, and `dmesg` may name the library.""",
     Hint.ENDED_SILENTLY: """
-        Its launcher saw other ranks fail, but not this one: look for os._exit(0), and for code that ends the process
-        without an error.""",
+        Its launcher recorded that other ranks failed, but not that this rank failed: look for os._exit(0), and for code
+        that ends the process without an error.""",
     Hint.UNSEEN_END: """
-        It is unknown how its process ended, and it left no message. Look for os._exit(), for a signal that was sent to
-        it (dmesg shows kills by the out-of-memory killer), and at the output of its launcher.""",
+        It is unknown how the process of that rank ended, and the process left no message. Look for os._exit(), for a
+        signal that was sent to the process (dmesg shows kills by the out-of-memory killer), and at the output of its
+        launcher.""",
 }
 """what to do, for hints whose advice differs from that of their fault"""
 
@@ -274,7 +276,7 @@ def _advice_on_fault(verdict: Verdict) -> str | None:
     if verdict.fault is Fault.DIED:
         return _advice_on_death(verdict)
     if verdict.fault is Fault.STOPPED and verdict.rank is None:
-        return "Resume them: kill -CONT for each process, or `fg` in the terminal in which the job was stopped."
+        return "Resume the ranks: kill -CONT for each process, or `fg` in the terminal in which the job was stopped."
     if verdict.fault is Fault.OWN_CODE and not verdict.waiting:
         return "Check that line. No rank is known to be waiting for another rank."
     advice = _DO.get(verdict.fault)

@@ -22,7 +22,7 @@ from ddpprof.topics.data import DATA
 
 
 class Passes(NamedTuple):
-    """Numbers of passes of one rank through its DDP modules."""
+    """Numbers of forward and backward passes of one rank through its DDP modules."""
 
     num_backward: int
     """number of synchronised backward passes that the rank has begun"""
@@ -42,7 +42,7 @@ class SkippedPass(NamedTuple):
 
 
 def find_skipped_pass(ranks: Mapping[int, Passes]) -> SkippedPass | None:
-    """Return the rank with most skipped passes; ``None`` if no rank finished with fewer passes than another."""
+    """Return the rank with the most skipped passes; ``None`` if no rank finished with fewer passes than another."""
     found = [
         SkippedPass(rank, one.first_unpaired_step, one.num_unpaired)
         for rank, one in ranks.items()
@@ -133,8 +133,8 @@ def skipped_backward(risks: HangRisks, view: View) -> Iterator[Finding]:
     yield Finding(
         "skipped-backward",
         f"Rank {rank} skipped {some}: since then, DDP averages gradients of different batches",
-        f"no backward pass followed its forward in step {step:,}, for example because the script catches an error or "
-        "skips a NaN loss; at the end, the other ranks wait for a pass that never comes",
+        f"rank {rank} ran no backward pass after its forward in step {step:,}, for example because the script catches "
+        "an error or skips a NaN loss; at the end of training, the other ranks wait for the missing backward pass",
         SKIP_TOGETHER,
         None,
         is_correctness=True,
@@ -161,8 +161,8 @@ def collective_of_some_ranks(risks: HangRisks, view: View) -> Iterator[Finding]:
             "collective-of-some-ranks",
             f"Only some ranks call {call.name}: the job may hang there",
             f"the script calls it only at {call.place}, inside `if {call.condition}:`",
-            "Every rank of the group must call it: move it out of the condition, unless the other ranks call it "
-            "elsewhere.",
+            "Every rank of the group must call this collective: move the call out of the condition, unless the other "
+            "ranks call it elsewhere.",
             None,
             is_correctness=True,
         )

@@ -5,8 +5,8 @@
     trailing  = part of the reduction after rank 0 has announced its last gradient, that is, after its backward pass
 
 Each term of the sum excludes time that belongs to an earlier term. Waiting for ranks is negotiation during which
-Horovod processes no tensor. It ends with a cycle, so it takes up to `HOROVOD_CYCLE_TIME` even if all ranks are ready. A
-timeline has no computation, so overlap is unknown.
+Horovod processes no tensor. Negotiation ends with a cycle, so it takes up to `HOROVOD_CYCLE_TIME` even if all ranks are
+ready. A timeline has no computation, so overlap is unknown.
 
 Rank 0 learns about other ranks once per cycle, so ranks that it learns about in the same cycle count as simultaneous.
 The timeline lacks this information for tensors in Horovod's response cache.
@@ -216,8 +216,8 @@ def _straggler(summary: HorovodSummary, gain: int, trailing: int, evidence: str,
         "horovod-straggler",
         f"Rank 0 waits {in_ms(gain)} per step for {whom}, after its own gradients are ready",
         evidence,
-        "Check what that rank does before its gradients are ready: data loading, larger batches, or a slower or "
-        "busier machine. A shorter HOROVOD_CYCLE_TIME does not help.",
+        "Check the late ranks for slow data loading, larger batches, and slower or busier machines. A shorter "
+        "HOROVOD_CYCLE_TIME does not help.",
         gain,
         numbers=only_known(waiting_ns=gain, trailing_ns=trailing),
     )

@@ -57,7 +57,10 @@ def cores_of_hosts(records: Sequence[Record]) -> tuple[HostCores, ...]:
 
 
 def _num_cores(ranks: Sequence[Record]) -> float | None:
-    """Return how many cores the ranks of one host may use together. If all have a CPU quota, they share it."""
+    """Return how many cores the ranks of one host may use together.
+
+    If all ranks have a CPU quota, they share one quota.
+    """
     cores = {core for one in ranks for core in (one.core_list or "").split(",") if core}
     number = float(len(cores)) or max((one.num_cores for one in ranks if one.num_cores), default=None)
     quotas = [one.cpu_quota for one in ranks if one.cpu_quota is not None]

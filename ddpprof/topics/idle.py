@@ -202,7 +202,10 @@ _TO_PAGEABLE = re.compile(r"DtoH.*Pageable|DeviceToHost.*Pageable")
 
 
 def _waits(trace: Trace) -> Spans:
-    """Return when a training thread waits for the accelerator; any thread, if the training threads are unknown."""
+    """Return when a training thread waits for the accelerator.
+
+    If the training threads are unknown, any thread counts.
+    """
     host = trace.host_spans
     is_wait = host.mark == Mark.DEVICE_WAIT
     trains = np.unique(host.thread[np.isin(host.mark, _OF_TRAINING)])
@@ -213,7 +216,7 @@ _OF_TRAINING = (Mark.FORWARD, Mark.BACKWARD, Mark.OPTIMIZER, Mark.DATA, Mark.DAT
 
 
 def _latency(trace: Trace) -> int:
-    """Return the launch latency in ns, without communication, which may run on host threads."""
+    """Return the launch latency in ns. Communication is ignored, because it may run on host threads."""
     delays = [
         int((table.start_ns - table.launched_ns).min(where=table.launched_ns != UNKNOWN, initial=_NEVER))
         for table in (trace.compute, trace.copies)
@@ -251,7 +254,7 @@ def host_reads(_late_ns: int, view: View) -> Iterator[Finding]:
         "host-reads",
         "The accelerator is idle because the script reads its results"
         + (f" {_num_calls(reads) / max(1, reads[0].num_steps):.3g} times per step" if reads else ""),
-        "; ".join((f"it is idle for {in_ms(read_ns)} per step after such reads", *lines)),
+        "; ".join((f"the accelerator is idle for {in_ms(read_ns)} per step after such reads", *lines)),
         "Keep values on the device: add up losses and metrics as detached tensors, and call .item() only when they are "
         "logged. Replace Python conditions on tensors with torch.where, and copy with non_blocking=True into pinned "
         "memory.",

@@ -95,7 +95,7 @@ class OverlapSlowdown:
 
     @property
     def control(self) -> float | None:
-        """Ratio of measured to baseline durations of work without communication; ``None`` without a baseline."""
+        """Ratio of measured to baseline durations of work without communication; ``None`` if there is no baseline."""
         return self.control_ns / self.control_alone_ns if self.control_alone_ns else None
 
     @property
@@ -119,7 +119,7 @@ class OverlapSlowdown:
 
     @property
     def ratio(self) -> float | None:
-        """Covered time of the kernels whose ratio is known / their time alone."""
+        """Covered time of the kernels whose ratio is known, divided by the time of the same runs alone."""
         lost = [row.lost_ns for row in self.kernels if row.ratio is not None]
         return self.known_ns / (self.known_ns - sum(lost)) if lost else None
 
@@ -277,7 +277,7 @@ def _same_work(trace: Trace, runs: KernelRuns) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class _Control:
-    """Twice the time, in measured and in baseline steps, of work that ran alone in both."""
+    """Work that ran alone in measured and in baseline steps: twice its time in each of them."""
 
     twice_measured_ns: int
     twice_baseline_ns: int

@@ -45,12 +45,15 @@ class LayerCalls:
         int, Number("time during which at least one of these collectives runs, including waiting for other ranks")
     ]
     exposed_ns: Annotated[
-        int, Number("part of this time during which neither computation nor other communication runs")
+        int, Number("part of `time_ns` during which neither computation nor other communication runs")
     ]
 
 
 def measure_layer_calls(trace: Trace, step: int, recorded: RecordedStep | None = None) -> LayerCalls | None:
-    """Measure the step with index `step`; ``None`` without such calls. `recorded`: the step in ddpprof's record."""
+    """Measure the step with index `step`; ``None`` if no layer calls a collective.
+
+    `recorded`: the step in ddpprof's record.
+    """
     comm = trace.collectives
     in_step = (comm.step == step) & (comm.launched_ns != UNKNOWN)
     forward, backward = _in_forward(trace, in_step, recorded), _in_backward(trace, in_step)

@@ -44,7 +44,7 @@ _KERNEL = re.compile(r"nccl(?:Dev)?Kernel_AllReduce_(?:\w+_)?(RING|TREE)_")
 
 @dataclass(frozen=True, slots=True)
 class RankChoices:
-    """What one rank's NCCL chose."""
+    """The path and the algorithms that NCCL chose on one rank."""
 
     rank: int
     log: NcclChoices | None
@@ -103,7 +103,7 @@ def _kernel_algorithm(rank: Rank) -> str | None:
 
 
 def link_limit(view: View) -> LinkLimit | None:
-    """Return the path and its limit; ``None`` if unknown, or if all ranks are on one machine without NCCL."""
+    """Return the network path and its limit; ``None`` if unknown, or if all ranks are on one machine without NCCL."""
     ranks = [one.links for one in view.records.values() if one.links is not None]
     choices = view[NCCL_CHOICES] or ()
     logs = [one.log for one in choices if one.log is not None]
@@ -273,7 +273,7 @@ def _pcie_words(link: PcieLink) -> str:
 
 
 def reached_by_netbench(bench: NetBench) -> str | None:
-    """Return the link's share that `ddpprof netbench` reached, as a sentence; ``None`` if the speed is unknown."""
+    """Return the share of the link's speed that `ddpprof netbench` reached, as a sentence; ``None`` if unknown."""
     path = _path(bench.links, bench.backend, (), bench.link_bits_per_s)
     speeds = [one for one in measure_link(bench) if one.num_bytes >= _LEAST_BYTES and one.busbw_bytes_per_s]
     if path is None or not speeds:
@@ -320,8 +320,8 @@ def _infiniband_change(settings: Mapping[str, str], nccl: NcclChoices | None) ->
     found = "NCCL found no InfiniBand device. " if nccl is not None and nccl.found_no_infiniband else ""
     return None, (
         f"{found}Make the devices available to the ranks: a container needs /dev/infiniband (docker run "
-        "--device=/dev/infiniband --ulimit memlock=-1) and libibverbs. ibv_devinfo inside it lists what NCCL can use; "
-        "--nccl-log shows what NCCL finds."
+        "--device=/dev/infiniband --ulimit memlock=-1) and libibverbs. ibv_devinfo in the container lists what NCCL "
+        "can use; --nccl-log shows what NCCL finds."
     )
 
 
@@ -360,7 +360,7 @@ def _finding(
     is_twice: bool,
     numbers: Mapping[str, int | float],
 ) -> Finding:
-    """Return a finding about a path. `is_twice`: another path has at least twice the bandwidth."""
+    """Return a finding about a path. `is_twice`: whether another path has at least twice the bandwidth."""
     predicted = view.predictions.double_link if is_twice else None
     if predicted is not None and predicted.gain_ns <= 0:
         predicted = None
@@ -402,7 +402,7 @@ def no_peer_access(limit: LinkLimit, view: View) -> Iterator[Finding]:
         said = f"no peer-to-peer access between GPUs {named}"
         advice = (
             "nvidia-smi topo -p2p r shows which pairs have access. In virtual machines and with an IOMMU, PCIe access "
-            "control (ACS) prevents peer-to-peer access; GeForce cards do not support it. If it cannot be enabled, "
+            "control (ACS) prevents peer-to-peer access; GeForce cards do not support it. If you cannot enable it, "
             "send fewer bytes, or hide more of the communication behind computation."
         )
     else:

@@ -63,7 +63,7 @@ def nonfinite_finding(
     )
 
 
-_NOT_KNOWN = "earlier steps were not checked, so it may have begun earlier"
+_NOT_KNOWN = "earlier steps were not checked, so an earlier loss may have been NaN or infinite"
 _OF_ALL = (
     "Check the loss function in that step for a division by zero or the logarithm of zero. If the parameters had "
     "diverged before, lower the learning rate, or clip gradients with clip_grad_norm_. "

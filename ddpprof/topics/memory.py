@@ -338,7 +338,10 @@ class ModelMemory:
 
 
 def measure_model_memory(record: Record, modules: Sequence[DdpModule]) -> ModelMemory | None:
-    """Return the memory of the rank's DDP modules; ``None`` without any. `modules`: used if `record` has none."""
+    """Return the memory of the rank's DDP modules; ``None`` if it has none.
+
+    `modules`: used if `record` contains none.
+    """
     modules = record.modules or modules
     if not modules:
         return None

@@ -169,7 +169,7 @@ def unfrozen_parameters(replicas: Replicas, view: View) -> Iterator[Finding]:
         "unfrozen-parameters",
         not_averaged(replicas.unfrozen),
         trained_apart(replicas.unfrozen),
-        f"{CONSTRUCT_AGAIN} Or construct DDP while all of them require gradients, with find_unused_parameters=True, "
+        f"{CONSTRUCT_AGAIN} Or construct DDP while all parameters require gradients, with find_unused_parameters=True, "
         "and freeze some afterwards.",
         None,
         is_correctness=True,

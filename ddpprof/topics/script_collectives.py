@@ -275,7 +275,10 @@ def _medians(steps: Sequence[tuple[OutsideCalls, ...] | None]) -> tuple[OutsideC
 
 
 def _of(outside: Sequence[OutsideCalls], view: View, *purposes: Purpose) -> list[OutsideCalls]:
-    """Return the calls worth reporting; in the forward only barriers, because the model may need the other calls."""
+    """Return the calls worth reporting.
+
+    In the forward, these are only barriers, because the model may need the other calls.
+    """
     calls = [
         one
         for one in outside
@@ -315,8 +318,8 @@ def parameter_averaging(outside: Sequence[OutsideCalls], view: View) -> Iterator
             "parameter-averaging",
             "Parameters are averaged over the ranks in every step, in addition to DDP",
             f"{_said(after)}; DDP averages gradients, so parameters are already equal on all ranks",
-            "Remove it. To average parameters instead of gradients, average them every N steps with torch's "
-            "PeriodicModelAverager, PostLocalSGDOptimizer and DDP's post_localSGD_hook.",
+            "Remove this averaging. To average parameters instead of gradients, average them every N steps with "
+            "torch's PeriodicModelAverager, PostLocalSGDOptimizer and DDP's post_localSGD_hook.",
             _exposed(after),
             numbers=only_known(num_calls=sum(one.num_calls for one in after), exposed_ns=_exposed(after)),
         )
@@ -325,7 +328,7 @@ def parameter_averaging(outside: Sequence[OutsideCalls], view: View) -> Iterator
             "gradient-averaging",
             "The script averages gradients over the ranks, in addition to DDP",
             _said(before),
-            "Remove it: DDP has already averaged the gradients during backward().",
+            "Remove this averaging: DDP has already averaged the gradients during backward().",
             _exposed(before),
             numbers=only_known(num_calls=sum(one.num_calls for one in before), exposed_ns=_exposed(before)),
         )
@@ -376,8 +379,8 @@ def _gradients_by_hand(unsized: Sequence[OutsideCalls]) -> str:
     if not any(one.place is Place.AFTER_BACKWARD for one in unsized):
         return ""
     return (
-        " If they average gradients of parameters outside DDP, they are needed in every step: put these parameters "
-        "into the DDP module, or send them in one tensor."
+        " Collectives that average gradients of parameters outside DDP are needed in every step: put these parameters "
+        "into the DDP module, or send their gradients in one tensor."
     )
 
 
@@ -413,7 +416,7 @@ def barrier_in_loop(outside: Sequence[OutsideCalls], view: View) -> Iterator[Fin
         "barrier-in-loop",
         f"{'There is a barrier' if number == 1 else f'There are {number} barriers'} in the training loop",
         f"{_said(calls)}; on an accelerator, the host also waits for all launched work",
-        "Remove it from the loop: DDP's all-reduces already synchronize the ranks in every step."
+        "Do not call barrier() in the loop: DDP's all-reduces already synchronize the ranks in every step."
         + (_LIGHTNING_SYNCS if view.framework == "lightning" else ""),
         _exposed(calls),
         numbers=only_known(num_calls=number, exposed_ns=_exposed(calls)),
@@ -448,7 +451,7 @@ def outside_table(calls: Sequence[OutsideCalls], _report: ReportView) -> Iterabl
 def _of_rank(
     rank: Rank, steps: Sequence[int], modules: Sequence[DdpModule]
 ) -> tuple[tuple[OutsideCalls, ...] | None, ...] | None:
-    """Return the calls in each step; ``None`` without a trace."""
+    """Return the calls in each step; ``None`` if the rank has no trace."""
     trace = rank.trace
     if trace is None:
         return None

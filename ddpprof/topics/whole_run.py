@@ -88,7 +88,7 @@ def _took_ns(one: StepSlowdown, run: WholeRun) -> int:
 
 
 def _at_first_and_last(run: WholeRun) -> str:
-    """Return the median step time at the start and at the end of the run, without recorded and other special steps."""
+    """Return the median step time at the start and at the end of the run, without steps that have a `StepFlag`."""
     stretches = run.shown.stretches if run.shown is not None else ()
     parts = [one for one in stretches if one.num_flagged < one.num_steps]
     if len(parts) < 2 or parts[0].num_steps < _LEAST_STEPS:
@@ -177,7 +177,8 @@ def _stretch_table(one: RankWholeRun, *, on_accelerator: bool) -> Table:
             "waiting ms": lambda part: ms(part.wait_ns),
         },
         note=notes(
-            "median: excluding steps with special events; phases are means; backward: includes all waiting",
+            "median: without steps that save, evaluate or are recorded; phases are means; backward: includes all "
+            "waiting",
             "all times are host times: the time to launch the device's work" if on_accelerator else "",
         ),
     )
@@ -234,7 +235,7 @@ def _stands(one: RankWholeRun) -> str:
 
 
 def _own_times(ranks: Sequence[RankWholeRun]) -> str:
-    """Return a note that explains own time and whether it differs between ranks."""
+    """Return a note that says what own time is, and whether it differs between ranks."""
     own = {one.rank: own_ns for one in ranks if (own_ns := _own_ns(one)) is not None}
     if len(own) < 2:
         return "own: step time minus waits for other ranks"

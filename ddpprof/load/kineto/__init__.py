@@ -39,7 +39,10 @@ _ADVICE = "Record it again, or leave this file out."
 
 
 class _Document(msgspec.Struct, gc=False):
-    """The keys of a trace that are used. Each is decoded only when needed, so that an invalid one is tolerated."""
+    """The keys of a trace that are used.
+
+    Each value is decoded only when needed, so that a trace with an invalid value can be read.
+    """
 
     info: msgspec.Raw = msgspec.field(default=msgspec.Raw(b"null"), name="distributedInfo")
     base_ns: msgspec.Raw = msgspec.field(default=msgspec.Raw(b"null"), name="baseTimeNanoseconds")
@@ -151,7 +154,7 @@ def _document(text: bytes | bytearray) -> _Document:
 
 
 def _add_document(reader: EventReader, text: bytes | bytearray) -> _Document:
-    """Add the events of a document to the reader, and return the document. It must have ``traceEvents``."""
+    """Add the events of a document to the reader, and return the document, which must have ``traceEvents``."""
     document = _document(text)
     if not document.events:
         raise UnreadableError("is not a profiler trace: it is JSON without traceEvents")

@@ -338,7 +338,10 @@ def _known(values: Iterable[Any], otherwise: Iterable[Any]) -> Sequence[Any]:
 
 
 def _texts(raws: Iterable[msgspec.Raw]) -> Sequence[bytes]:
-    """Return the text of each value. Joining and splitting them is faster; JSON contains no zero bytes."""
+    """Return the text of each value.
+
+    Joining and splitting all values is faster than converting each. JSON contains no zero bytes.
+    """
     raws = list(raws)
     return b"\0".join(raws).split(b"\0") if raws else []
 

@@ -1,9 +1,8 @@
 """The events of one trace file as columns.
 
 `Collected` holds the events of one process, `Columns` all events of the file, and `TraceRows` adds properties of each
-row that
-follow from the identity of its event. The result does not depend on which process decoded which events: rows are in the
-file's order, and names, shapes and details are numbered in the order of their first use.
+row that follow from the identity of its event. The result does not depend on which process decoded which events: rows
+are in the file's order, and names, shapes and details are numbered in the order of their first use.
 """
 
 from __future__ import annotations
@@ -249,7 +248,7 @@ def outermost_only(rows: EventRows, facts: IdentityColumns) -> EventRows:
 def _number_alike(
     parts: Sequence[Collected],
 ) -> tuple[Sequence[Identity], Sequence[bytes], Sequence[CollectiveDetails]]:
-    """Renumber the rows of all parts to index common identities, shapes and details, and return these."""
+    """Make the rows of all parts refer to common lists of identities, shapes and details, and return these lists."""
     identities: dict[Identity, int] = {}
     shapes: dict[bytes, int] = {}
     lanes: dict[str, int] = {}

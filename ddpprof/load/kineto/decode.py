@@ -342,9 +342,8 @@ def _decode(
 def _takes(next_group: MutableSequence[int], group: int) -> bool:
     """Take the group if it is free, and return True if it was.
 
-    There is no lock, because a process may be killed while it holds the lock. If two processes take the same group,
-    one copy
-    is dropped later.
+    There is no lock, because a process may be killed while it holds the lock. If two processes take the same group, one
+    copy is dropped later.
     """
     is_free = next_group[0] <= group
     if is_free:

@@ -91,7 +91,7 @@ def decode_one(kind: type[_A], text: msgspec.Raw) -> _A | None:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveDetails:
-    """Details of one collective from its arguments. Details that they do not contain have default values."""
+    """Details of one collective from its arguments. Details that are missing in the arguments have default values."""
 
     kind: CollectiveKind | None = None
     num_bytes: int = UNKNOWN
@@ -99,9 +99,9 @@ class CollectiveDetails:
     sequence: int = UNKNOWN
 
     def completed(self, op: CollectiveDetails | None, kind_by_name: int) -> CollectiveDetails:
-        """Return the details, with missing ones from the op that launched the collective.
+        """Return the details. Missing details are taken from the op that launched the collective.
 
-        A missing kind is the one given by the name.
+        A kind that is missing in both is `kind_by_name`.
         """
         by_name = None if kind_by_name in (UNKNOWN, CollectiveKind.OTHER) else CollectiveKind(kind_by_name)
         if op is None:
@@ -310,7 +310,10 @@ _ANY: tuple[Callable[[Text], Sequence[_AnyEvent | _AnyExactEvent]], ...] = (
 
 
 def span_type(*, exact: bool, with_arguments: bool) -> SpanType:
-    """Return the type to decode spans to. `with_arguments`: decode ``args`` to `Arguments`, instead of keeping text."""
+    """Return the type into which spans are decoded.
+
+    `with_arguments`: whether ``args`` are decoded to `Arguments`, instead of being kept as text.
+    """
     return (_DECODED if with_arguments else _RAW)[exact]
 
 

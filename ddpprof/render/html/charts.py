@@ -221,7 +221,7 @@ def _span(row: BucketRow, stage: int) -> tuple[int, int] | None:
 
 
 def _stage(rows: Sequence[BucketRow], stage: int) -> dict[str, Any]:
-    """Return the bars of one stage, for all buckets whose start and end of the stage are known."""
+    """Return the bars of one stage, for all buckets for which the start and end of the stage are known."""
     name, role = _STAGES[stage]
     known = [(row, *span) for row in rows if (span := _span(row, stage)) is not None]
     labels = [bucket_label(row.module, row.index, row.num_bytes) for row, _, _ in known]
@@ -398,8 +398,8 @@ Block = Section | Chart
 def blocks_html(blocks: Iterable[Block], names: str = "", level: int = 3) -> str:
     """Return sections and charts as HTML. `Lanes` are left out, because a page has a timeline instead.
 
-    `names`: prefix of ids; empty in a notebook, which gets only the titles of charts, and no links and buttons.
-    `level`: level of headings.
+    `names`: prefix of ids; empty in a notebook, which gets only the titles of charts, and no links or buttons. `level`:
+    level of headings.
     """
     return _template().render(blocks=tuple(blocks), names=names, level=level).strip()
 

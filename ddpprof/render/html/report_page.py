@@ -98,7 +98,7 @@ def _head(report: Report, job: Iterable[Section]) -> str:
 
 
 def _leads(report: Report) -> str:
-    """Return the first change with a link to its finding, or a sentence that there is nothing to change."""
+    """Return the first change with a link to its finding, or a sentence that says that nothing needs to be changed."""
     first = first_change(report)
     if first is None:
         return escape(change_nothing(report))

@@ -66,7 +66,7 @@ class _Drawn:
 
 
 def timeline_data(timeline: Timeline, first_step: int, hosts: Mapping[int, str | None]) -> dict[str, Any] | None:
-    """Return the data, with times in ns since the first rank began the step; ``None`` without steps."""
+    """Return the data, with times in ns since the first rank began the step; ``None`` if there are no steps."""
     names = _Names()
     now: list[_Drawn] = []
     rest: list[_Drawn] = []
@@ -282,7 +282,7 @@ def coarsen(fine: SpanColumns, grain_ns: int) -> SpanColumns:
 
 
 def grain_for(lanes: Sequence[SpanColumns], most: int, length_ns: int) -> int:
-    """Return the smallest grain, in ns, with which all lanes together have at most `most` spans; 0 merges none."""
+    """Return the smallest grain, in ns, with which all lanes have at most `most` spans in total; 0 merges no spans."""
     grain_ns, finest = 0, max(1, length_ns >> 14)
     while sum(len(coarsen(one, grain_ns)) for one in lanes) > most and grain_ns < length_ns:
         grain_ns = max(finest, 2 * grain_ns)

@@ -58,7 +58,10 @@ TOPICS = tuple(name for name, _, _ in _TOPICS)
 
 
 def sections(report: Report, drawn_step: Iterable[Section] = (), only: str | None = None) -> tuple[Section, ...]:
-    """Return the sections of all topics, or only of topic `only`. `drawn_step`: placed before the step topic."""
+    """Return the sections of all topics, or only of topic `only`.
+
+    `drawn_step`: sections to place before the step topic.
+    """
     found: list[Section] = []
     for topic in topics(report):
         if only in (None, topic.name):

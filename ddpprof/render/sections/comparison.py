@@ -103,7 +103,8 @@ def _interval(change: MetricChange) -> str:
 def _word(change: MetricChange, step_ns: int) -> str:
     """Return ``more``, ``less``, ``noise`` or ``cannot tell``.
 
-    The last one is returned if the interval is so wide that it includes a noticeable change. `step_ns`: step of A.
+    ``cannot tell`` is returned if the interval is so wide that it includes a noticeable change. `step_ns`: step time of
+    A.
     """
     difference = change.difference
     if change.is_beyond_noise is None or difference is None:

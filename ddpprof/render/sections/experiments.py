@@ -94,7 +94,7 @@ def _verdict(report: OverheadReport) -> str:
 
 
 def _at_best(report: OverheadReport) -> Iterable[Section]:
-    """Yield a line on the unavoidable overhead on this link, and on samples per second."""
+    """Yield a line that shows the overhead that is unavoidable on this link, and the samples per second."""
     said = []
     if report.least_ns is not None and (report.job.world_size or 1) > 1:
         transfer, least = ms(report.transfer_ns), report.least_ns / report.without_ns
@@ -111,7 +111,7 @@ _VAGUE = 0.1
 
 
 def interval(ratio: Ratio) -> str:
-    """Return the ratio with its interval, if that is known and narrow enough to be useful."""
+    """Return the ratio, with its interval if the interval is known and narrow enough to be useful."""
     if ratio.low is None or ratio.high is None:
         return f"{ratio.ratio:.3f}"
     if ratio.is_vague:
@@ -406,7 +406,7 @@ def _tuned_verdict(report: TuneReport) -> Iterable[Section]:
 
 
 def _nothing(report: TuneReport) -> str:
-    """Return a sentence that says whether a setting may be faster, followed by advice."""
+    """Return a sentence for a tuning that found nothing faster: whether a setting may be faster, and what to do."""
     known = [one for one in report.tried if one.ratio is not None and one.fate is Fate.TRIED]
     now = f"the unchanged job ({in_ms(report.now.step_ns)} per step)"
     if not known:

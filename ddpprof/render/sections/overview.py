@@ -308,11 +308,11 @@ def verdict_of_steps(report: Report) -> StepVerdict:
 
 
 _IDLE_OF_DEVICE = "idle time of the accelerator"
-_IDLE_OF_HOST = "time between operations, such as Python code"
+_IDLE_OF_HOST = "time between operations, for example in Python code"
 
 
 def _larger_cost(steps: Sequence[StepReport], exposed_ns: float, profiled_ns: float, idle: str) -> str:
-    """Return a sentence if a step loses more time to waiting for data or idle time than to communication."""
+    """Return a sentence if waiting for data or idle time takes more time of a step than communication does."""
     parts = [step.parts for step in steps if step.parts is not None]
     costs = {
         "waiting for data": mean_of(parts, lambda one: one.data_ns) or 0,
@@ -490,7 +490,7 @@ def _next(report: Report, paths: Sequence[str], can_replay: bool) -> Iterator[Se
 
 
 def _left_to_try(report: Report, paths: Sequence[str]) -> list[Finding]:
-    """Return the findings that are not tried yet, and whose change `ddpprof try` can apply."""
+    """Return the findings that have not been tried yet, and whose change `ddpprof try` can apply."""
     if len(paths) != 1 or not report.job.recorded_with or report.failure is not None:
         return []
     return [one for one in report.findings if one.change is not None and one.measured is None and one.has_advice]

@@ -104,7 +104,7 @@ def whatif_sections(answer: WhatIf) -> Iterable[Section]:
         "Predicted step" + (f" with {clean(answer.world)}" if answer.world else ""),
         (Column("setting", is_number=False), *map(Column, _COLUMNS)),
         tuple(map(_row, answer.outcomes)),
-        "saves: relative to the first line; compute: forward and backward pass without communication; slowed: "
+        "saves: relative to the first row; compute: forward and backward pass without communication; slowed: "
         "compute time lost to communication; exposed: time after the last gradient spent waiting for buckets and "
         "copying them; rest: everything else, negative if the replayed parts add up to more than the step"
         + (_DEFAULT if any(one.label == DEFAULT_CAP for one in answer.outcomes) else ""),

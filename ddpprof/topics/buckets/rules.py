@@ -79,7 +79,7 @@ def trailing_communication(rows: Rows, view: View) -> Iterator[Finding]:
             f"{in_ms(view.trailing_ns)} of gradient communication per step runs after the last op of "
             f"{_backward(passes)} on every rank; {_all(buckets)} {in_ms(comm)} to transfer, and "
             f"{'only ' if comm > window else ''}{in_ms(window)} of the backward pass remains after the first gradient "
-            "to hide this"
+            "to hide the transfer"
         )
         if (comm > 2 * window) if len(buckets) == 1 else (comm - passes * transfers[-1] > window):
             if _total_bytes(buckets) < len(buckets) * MIB:
@@ -162,7 +162,7 @@ def _first_gradient_ns(buckets: Sequence[BucketRow]) -> int:
 
 
 def _what_trails(buckets: Sequence[BucketRow], trailing_ns: int) -> BucketRow:
-    """Return the bucket that causes most trailing communication: the last, or one with most of the gradient bytes."""
+    """Return the bucket that causes most trailing communication: the last bucket, or one with most gradient bytes."""
     large, last = max(buckets, key=bytes_of), buckets[-1]
     if bytes_of(large) < _NEARLY_ALL * _total_bytes(buckets):
         return last
@@ -346,7 +346,7 @@ def _sizes(num_bytes: Sequence[int]) -> str:
 def late_parameter(rows: Rows, view: View) -> Iterator[Finding]:
     """Report a bucket that waits for a single late gradient, and so delays later buckets, which DDP launches in order.
 
-    Not for compiled models, where the gradient may come from another graph; `compiled_graphs` reports that.
+    Compiled models are excluded, because their gradient may come from another graph, which `compiled_graphs` reports.
     """
     if view.is_compiled or view.exposed_ns is None:
         return
@@ -411,7 +411,7 @@ def smaller_cap(module: DdpModule, buckets: Sequence[BucketRow]) -> int:
 
 
 def call_for(framework: str | None, new: NewBuckets) -> str:
-    """Return how to get these buckets from DDP, as the end of a sentence."""
+    """Return the end of a sentence that says how to make DDP build these buckets."""
     if new.is_default:
         return without_ddp_argument(framework, "bucket_cap_mb")
     if new.predicted is None:
@@ -422,7 +422,7 @@ def call_for(framework: str | None, new: NewBuckets) -> str:
 
 
 def advised_buckets(predictions: Predictions, module: DdpModule, buckets: Sequence[BucketRow]) -> NewBuckets:
-    """Return the best buckets found by the replay; without a replay, the buckets under a quarter of the cap."""
+    """Return the best buckets found by the replay. If there is none, return the buckets under a quarter of the cap."""
     if predictions.best_buckets is not None:
         return predictions.best_buckets
     cap = smaller_cap(module, buckets)

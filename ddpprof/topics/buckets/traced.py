@@ -1,7 +1,7 @@
 """Find gradient buckets in a trace without ddpprof's record. There is one gradient all-reduce per bucket.
 
-The layout of the buckets is their sizes in launch order. Only passes with the most common layout over all steps and
-ranks are used, because DDP rebuilds its buckets after the first iteration. Unknown sizes match any size.
+The layout of a pass is the list of its bucket sizes, in launch order. Only passes with the most common layout over all
+steps and ranks are used, because DDP rebuilds its buckets after the first iteration. Unknown sizes match any size.
 
 If a DDP forward ends between all-reduces of a step, the step has several backward passes, provided that each sends the
 same sizes. Otherwise they count as one pass. All buckets are assigned to module 0, because a trace does not show
@@ -152,7 +152,10 @@ def find_passes(trace: Trace) -> TracedPasses:
 def _passes_of_step(
     trace: Trace, step: int, rows: NDArray[np.int64], ended: NDArray[np.int64], origins: Int64Column
 ) -> list[TracedPass]:
-    """Split a step into its passes. `rows`: all-reduces in launch order. `ended`: number of forwards before each."""
+    """Split a step into its passes.
+
+    `rows`: all-reduces in launch order. `ended`: for each all-reduce, the number of forwards that ended before it.
+    """
     comm, whole = trace.collectives, trace.steps[step]
     firsts = _first_of_passes(comm.num_bytes[rows], ended)
     computed = backward_passes(trace, step)
@@ -193,7 +196,11 @@ def _passes_of_step(
 
 
 def _first_of_passes(sizes: Int64Column, ended: NDArray[np.int64]) -> list[int]:
-    """Return the indices at which passes begin: after each forward if equal known sizes follow each, otherwise 0."""
+    """Return the indices of the all-reduces at which passes begin.
+
+    If equal known sizes follow each forward, a pass begins after each forward. Otherwise, a single pass begins at index
+    0.
+    """
     firsts = [0, *(np.flatnonzero(np.diff(ended)) + 1).tolist()]
     layouts = {tuple(part.tolist()) for part in np.split(sizes, firsts[1:])}
     return firsts if len(layouts) == 1 and UNKNOWN not in sizes else [0]

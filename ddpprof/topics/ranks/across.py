@@ -80,7 +80,7 @@ class RankContribution:
 
 
 def traced_collectives(rank: Rank, modules: Sequence[DdpModule]) -> TracedCollectives | None:
-    """Return the collectives in the rank's trace; ``None`` without a trace."""
+    """Return the collectives in the rank's trace; ``None`` if the rank has no trace."""
     trace, collectives = rank.trace, _of_training_steps(rank)
     if trace is None or collectives is None:
         return None

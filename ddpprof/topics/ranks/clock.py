@@ -165,7 +165,7 @@ class _Pair:
         return all(abs(line.at(edge) - other.at(edge)) <= noise for edge in (self.since.min(), self.since.max()))
 
     def allows(self, line: _Line) -> bool:
-        """Return whether, by `line`, every collective started on both ranks before it ended on one of them."""
+        """Return whether, according to `line`, each collective started on both ranks before it ended on one of them."""
         moved = np.rint(line.offset_ns + self.since * line.drift).astype(np.int64)
         return bool((self.lowest <= moved).all() and (moved <= self.highest).all())
 
@@ -197,7 +197,7 @@ class _Pair:
 
 
 def _lines(pairs: Mapping[int, _Pair], host_of: Mapping[int, str | None], reference: RankClock) -> dict[int, _Line]:
-    """Return each rank's offset and drift: its host's if they are consistent, otherwise its own.
+    """Return the offset and drift of each rank. All ranks of a host get the same values if these are consistent.
 
     Host names may be equal by mistake. A rank with the reference's host name gets the reference's clock unless a
     collective would then end before it starts.

@@ -94,7 +94,10 @@ def measure_progress(trace: Trace) -> tuple[StepProgress, ...]:
 
 
 def _gradient_rows(trace: Trace, step: int) -> NDArray[np.int64]:
-    """Return the collectives launched during backward or, if there are none (comm hook), all except in forward."""
+    """Return the collectives launched during backward.
+
+    If there are none, as with a comm hook, return all collectives that were not launched in the forward.
+    """
     comm = trace.collectives
     here = (comm.step == step) & (comm.kind != CollectiveKind.SEND_RECV)
     rows = np.flatnonzero(here & (comm.phase == Phase.BACKWARD))
@@ -127,7 +130,7 @@ def _arrivals(trace: Trace, gradients: Mapping[int, NDArray[np.int64]]) -> dict[
 
 
 def _computed_by(work: Work, times_ns: Int64Column) -> Int64Column:
-    """Return, for each time, the end of all work launched before it; the smallest int64 if there is none."""
+    """Return, for each time, the end of all work launched before it; the smallest int64 if there is no such work."""
     order = np.argsort(times_ns)
     ends = np.full(len(times_ns) + 1, np.iinfo(np.int64).min)  # the last element is for work launched after all times
     for first in range(0, len(work), BLOCK_ROWS):

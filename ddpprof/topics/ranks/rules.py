@@ -67,7 +67,9 @@ def straggler(lateness: Lateness, view: View) -> Iterator[Finding]:
             f"over the whole run ({lateness.watched_ns / 1e9:.0f} s) it was late by {in_ms(late_all_along_ns)} per step"
         )
     if slept_ns:
-        evidence.append(f"for about {in_ms(slept_ns)} of it, its training thread neither ran nor waited for a core")
+        evidence.append(
+            f"for about {in_ms(slept_ns)} of this time, its training thread neither ran nor waited for a core"
+        )
     longer = f"--no-profiler --steps {_steps_to_tell(view.step_ns)}" if may_be_other_work else None
     if longer is not None:
         evidence.append(
@@ -160,7 +162,7 @@ def _is_out_of_proportion(lateness: Lateness, view: View) -> bool:
 
 
 def _slept_ns(lateness: Lateness, view: View) -> int:
-    """Return how long the slowest rank slept while other ranks waited, ns per step; 0 if it did not or if unknown.
+    """Return how long the slowest rank slept while other ranks waited, ns per step; 0 if unknown or if it never slept.
 
     This is its lateness minus the time for which its threads ran or waited for a core longer than on other ranks. The
     result is 0 if the rank is late because of its DataLoader, because other work may delay the workers.
@@ -188,7 +190,7 @@ def _late_all_along_ns(lateness: Lateness) -> int:
 
 
 def _steps_to_tell(step_ns: int | None) -> int:
-    """Return a round number of steps that take long enough in total."""
+    """Return a round number of steps that together take longer than other work on the machine usually does."""
     least = _LONGER_THAN_OTHER_WORK_NS // max(step_ns or 0, 1)
     tens = 10
     while 5 * tens < least:
@@ -225,12 +227,12 @@ _ADVICE = {
     "evaluation.",
 }
 _ON_ACCELERATOR = (
-    "Check its device: clocks and temperature (nvidia-smi -q -d CLOCK,TEMPERATURE,PERFORMANCE), other processes on "
-    "it, its CPU cores, and whether its batches are larger."
+    "Check the device of this rank: its clocks and temperature (nvidia-smi -q -d CLOCK,TEMPERATURE,PERFORMANCE), and "
+    "other processes that use it. Also check the rank's CPU cores, and whether its batches are larger."
 )
 _ON_CPU = (
-    "Check its CPU cores: their clock rate, and other processes that run on them. Check whether its batches are "
-    "larger, and whether its code waits for a lock, a disk or the network."
+    "Check the CPU cores of this rank: their clock rate, and other processes that run on them. Also check whether the "
+    "rank's batches are larger, and whether its code waits for a lock, a disk or the network."
 )
 _SLEEPING = (
     "Check what this rank waits for that the other ranks do not: a lock, a disk, the network or a sleep. While the job "

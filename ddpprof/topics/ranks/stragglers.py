@@ -134,7 +134,7 @@ class _CommonSteps:
         self.is_last = (self.own == longest) & (longest > next_to_it)
 
     def lateness(self, values: Int64Column, row: int) -> _Floats:
-        """Return an array [num_steps] with the excess over the median of the other ranks."""
+        """Return, for each step, by how much the value of one rank exceeds the median of the other ranks."""
         late: _Floats = values[row] - np.median(np.delete(values, row, axis=0), axis=0)
         return late
 
@@ -244,7 +244,7 @@ def find_late_gradients(
 
 
 def _delays(modules: Sequence[DdpModule], steps: Sequence[RecordedStep]) -> dict[tuple[int, tuple[int, int]], _Floats]:
-    """Return (module, (step, position of the pass)) → delay of each parameter's gradient; NaN without a gradient."""
+    """Return (module, (step, position of the pass)) → delay of each parameter's gradient; NaN for missing gradients."""
     found = {}
     for step in steps:
         for place, one in enumerate(step.passes):

@@ -137,7 +137,7 @@ def is_whole_step(trace: Trace, step: int, window: Spans | None) -> bool:
 
 
 def _is_followed(steps: Sequence[Step], step: int) -> bool:
-    """Return whether the trace has the step that directly follows."""
+    """Return whether the trace contains the step that directly follows `step`."""
     if step + 1 == len(steps):
         return False
     here, after = steps[step], steps[step + 1]

@@ -1,4 +1,4 @@
-"""Measures of the steps of one rank, from its trace and its record, what recording them cost, and tables of them.
+"""Measure the steps of one rank, from its trace and its record, and the cost of recording them. Show both as tables.
 
 `TorchTimes` compares the times with the times that DDP itself measures (`_get_ddp_logging_data()`). DDP defines them
 differently, so `TorchTimes` contains them by DDP's definitions, computed from ddpprof's events:
@@ -208,7 +208,7 @@ def _last_end(trace: Trace, number: int, mark: Mark, origin_ns: int, at_least: i
 
 @dataclass(frozen=True, slots=True)
 class RecordingCost:
-    """Recording overhead of one rank. Step times are medians in ns, or ``None`` without such steps."""
+    """Recording overhead of one rank. Step times are medians in ns, or ``None`` if there are no such steps."""
 
     off_ns: Annotated[int | None, Number("median step with recording off")]
     light_ns: Annotated[int | None, Number("median step with light recording")]
@@ -233,7 +233,7 @@ class RecordingCost:
 
 
 def measure_recording_cost(steps: Sequence[RecordedStep], profiler_pause_ns: int | None) -> RecordingCost | None:
-    """Compare steps with recording off, with light recording, and with the profiler; ``None`` without recorded steps.
+    """Compare steps with recording off, with light recording, and with the profiler; ``None`` if no step was recorded.
 
         light ratio = median over pairs of consecutive steps of (light step / off step); for an even number of pairs,
                       the geometric mean of the middle two

@@ -106,7 +106,7 @@ def move_timeline(step: StepTimeline, moved_ns: int, buckets: tuple[BucketSpan, 
 
 
 def bucket_span(one: BucketStep, num_bytes: int | None, moved_ns: int) -> BucketSpan:
-    """Return the bucket with times shifted by `moved_ns`; they are since 1970 if the trace has its epoch."""
+    """Return the bucket with times shifted by `moved_ns`. The times are since 1970 if the trace has an epoch."""
 
     def common(since_origin_ns: int | None) -> int | None:
         return None if since_origin_ns is None else one.origin_ns + since_origin_ns + moved_ns
@@ -208,7 +208,7 @@ def file_name(path: Location) -> str:
 
 
 def drawing_of(rank: Rank) -> Drawing | None:
-    """Return the rank's drawing; ``None`` without a trace."""
+    """Return the rank's drawing; ``None`` if the rank has no trace."""
     trace = rank.trace
     if trace is None:
         return None

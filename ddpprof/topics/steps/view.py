@@ -1,4 +1,4 @@
-"""Report on how the time of a step is divided, hidden communication, and the overhead of DDP and ddpprof."""
+"""Report on the parts of a step, on hidden communication, and on the overhead of DDP and ddpprof."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _mean_bar(rank: RankReport, parts_ns: Sequence[Sequence[int]]) -> Bar:
 
 
 def bar_parts_ns(parts: Breakdown) -> tuple[int, ...]:
-    """Return the length of each of `PARTS`."""
+    """Return the length of each of `PARTS`, in ns."""
     other = parts.data_ns + parts.other_ns
     return (parts.forward_ns, parts.backward_ns, parts.exposed_comm_ns, parts.optimizer_ns, other, parts.idle_ns)
 
@@ -234,7 +234,10 @@ def _by_own_time(report: ReportView, step: int | None) -> Sequence[int]:
 def rank_table(
     report: ReportView, title: str, names: Sequence[str], rows: Sequence[tuple[str, ...]], note: str = ""
 ) -> Table:
-    """Return a table with one row per rank, of selected ranks if there are many. The first cell is the rank."""
+    """Return a table with one row per rank, or only for selected ranks if there are many.
+
+    The first cell of a row is the rank.
+    """
     shown, left_out = _rows_worth_seeing(report, rows)
     return Table(title, columns(*names), shown, notes(note, left_out))
 
@@ -328,7 +331,7 @@ def unusual_steps_line(report: ReportView) -> Iterable[Section]:
 
 
 def _against_the_whole_run(report: ReportView) -> tuple[float, int]:
-    """Return the ratio of profiled steps to the median step of the whole run, and that median, ns; or zeros."""
+    """Return the ratio of profiled steps to the median step of the whole run, and that median, ns; zeros if unknown."""
     shown = None if (run := report[WHOLE_RUN]) is None else run.shown
     steps = shown.whole if shown is not None else None
     profiled = [

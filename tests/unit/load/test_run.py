@@ -56,7 +56,7 @@ def test_a_trace_that_is_not_compressed_as_it_was_loads(run: Path, ending: str, 
     ("ended", "why"),
     [
         pytest.param(None, "it was killed, or called os._exit(), before the profiled steps ended", id="killed"),
-        pytest.param("finished", "training finished before the profiled steps did", id="finished"),
+        pytest.param("finished", "training finished before the profiled steps were complete", id="finished"),
         pytest.param("failed: ValueError: x", "it failed before the profiled steps ended", id="failed"),
     ],
 )

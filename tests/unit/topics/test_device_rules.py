@@ -115,11 +115,15 @@ READS = (
     [
         pytest.param(
             3 * MS, READS, "the script reads its results 16 times per step",
-            "it is idle for 3.00 ms per step after such reads; train.py:12 in step calls item() 15 times per step; "
-            "train.py:30 in clip calls bool() 1 times per step", id="lines-known",
+            "the accelerator is idle for 3.00 ms per step after such reads; train.py:12 in step calls item() 15 times "
+            "per step; train.py:30 in clip calls bool() 1 times per step", id="lines-known",
         ),
         pytest.param(
-            3 * MS, (), "the script reads its results", "it is idle for 3.00 ms per step after such reads", id="a-trace"
+            3 * MS,
+            (),
+            "the script reads its results",
+            "the accelerator is idle for 3.00 ms per step after such reads",
+            id="a-trace",
         ),
         pytest.param(MS - 1, READS, None, "", id="less-than-1-percent"),
         pytest.param(None, READS, None, "", id="on-cpu"),

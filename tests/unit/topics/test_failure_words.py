@@ -60,9 +60,9 @@ UNEVEN = Failure(None, (end(0, LOST, 26, is_consequence=True),), (end(1, "finish
         ),
         pytest.param(
             Failure(end(1, None, 1, -9), (end(0, None, 1, -15),), ()),
-            "The job failed: rank 1 was killed by SIGKILL after 1 step.\nThe out-of-memory killer may have ended it: "
-            "check the host's log (dmesg).\nRank 0 was still running after 1 step, and got SIGTERM, which launchers "
-            "send to all ranks when one fails.",
+            "The job failed: rank 1 was killed by SIGKILL after 1 step.\nThe out-of-memory killer may have ended the "
+            "process: check the host's log (dmesg).\nRank 0 was still running after 1 step, and got SIGTERM, which "
+            "launchers send to all ranks when one fails.",
             id="killed",
         ),
         pytest.param(
@@ -94,8 +94,8 @@ UNEVEN = Failure(None, (end(0, LOST, 26, is_consequence=True),), (end(1, "finish
         pytest.param(
             Failure(end(1, None, 9), (end(0, LOST, 9, is_consequence=True),), ()),
             "The job failed: rank 1 ended without a message after 9 steps.\nIt may have been killed. The out-of-memory "
-            "killer may have ended it: check the host's log (dmesg).\nRank 0 then failed after 9 steps: RuntimeError: "
-            "Connection closed by peer [127.0.0.1]:9.",
+            "killer may have ended the process: check the host's log (dmesg).\nRank 0 then failed after 9 steps: "
+            "RuntimeError: Connection closed by peer [127.0.0.1]:9.",
             id="without-a-word",
         ),
         pytest.param(Failure(end(2, None, None, -11), (), ()), "The job failed: rank 2 died of SIGSEGV.", id="signal"),

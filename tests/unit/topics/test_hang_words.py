@@ -39,12 +39,12 @@ def test_a_job_that_hangs() -> None:
         "They wait for bucket 3 of Net: layer.0.weight, layer.1.weight, layer.2.weight, layer.3.weight, "
         "layer.4.weight, layer.5.weight and 2 more."
     )
-    assert advice.startswith("Call it on every rank")
+    assert advice.startswith("Call that collective on every rank")
 
 
 def test_a_rank_for_which_none_is_seen_to_wait() -> None:
     own_code = replace(HANGING, fault=Fault.OWN_CODE, parameters=())
-    assert verdict_lines(own_code)[-1] == "Check that line: the other ranks are waiting for it to finish."
+    assert verdict_lines(own_code)[-1] == "Check that line: the other ranks wait until that rank continues."
     assert verdict_lines(replace(own_code, waiting=()))[-1] == (
         "Check that line. No rank is known to be waiting for another rank."
     )
@@ -74,7 +74,7 @@ def test_how_a_rank_died(known: dict[str, object], expected: str) -> None:
     assert verdict_lines(died)[0] == f"The job failed at step 1,200: {expected}"
 
 
-NOT_KNOWN = "The out-of-memory killer may have ended it"
+NOT_KNOWN = "The out-of-memory killer may have ended the process"
 SOMEBODY_ELSE = "The kernel's out-of-memory killer ended no process"
 
 

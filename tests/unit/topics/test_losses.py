@@ -43,14 +43,14 @@ def since(first_step: int, num_steps: int = 30, follows_finite: bool = True) -> 
         pytest.param(
             {0: since(4), 1: since(3, follows_finite=False)},
             "The loss was NaN or infinite in 30 steps, first in step 3",
-            "earlier steps were not checked, so it may have begun earlier",
+            "earlier steps were not checked, so an earlier loss may have been NaN or infinite",
             "lower the learning rate",
             id="from-the-begin-on",
         ),
         pytest.param(
             {0: None, 1: since(3), 2: since(3, follows_finite=False)},
             "The loss was NaN or infinite in 30 steps, first in step 3",
-            "earlier steps were not checked, so it may have begun earlier",
+            "earlier steps were not checked, so an earlier loss may have been NaN or infinite",
             "lower the learning rate",
             id="from-the-begin-on-of-one-of-the-first",
         ),

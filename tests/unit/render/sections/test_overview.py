@@ -408,7 +408,7 @@ def test_what_comes_next_leads_to_a_result(
     [
         pytest.param(30, 2, "11%. The largest cost is waiting for data: 30.0 ms, 46%.", id="data"),
         pytest.param(
-            1, 20, "11%. The largest cost is time between operations, such as Python code: 20.0 ms", id="idle"
+            1, 20, "11%. The largest cost is time between operations, for example in Python code: 20.0 ms", id="idle"
         ),
         pytest.param(7, 2, "11%.", id="communication"),
     ],

@@ -164,7 +164,7 @@ def test_a_rank_that_does_nothing_is_not_late_because_of_other_work(
     """It is late by 40 ms of a step of 100 ms."""
     finding = only(observed(stragglers=(late(1, 40 * MS, part),), step_ns=100 * MS, backend="gloo", busy_shares=busy))
     assert finding.is_noise is (slept_ms is None)
-    assert (f"for about {slept_ms}.0 ms of it, its training thread neither ran" in finding.evidence) is (
+    assert (f"for about {slept_ms}.0 ms of this time, its training thread neither ran" in finding.evidence) is (
         slept_ms is not None
     )
     assert ("py-spy dump" in finding.advice) is (slept_ms is not None)
@@ -181,7 +181,7 @@ def test_a_rank_that_sleeps_long_in_long_steps_is_not_late_by_chance() -> None:
     busy = {0: 0.5, 1: 0.51}
     finding = only(observed(stragglers=(late(1, 50 * MS),), step_ns=500 * MS, backend="gloo", busy_shares=busy))
     assert not finding.is_noise
-    assert "for about 45.0 ms of it, its training thread neither ran nor waited for a core" in finding.evidence
+    assert "for about 45.0 ms of this time, its training thread neither ran nor waited for a core" in finding.evidence
 
 
 def test_it_says_how_many_steps_would_tell() -> None:
