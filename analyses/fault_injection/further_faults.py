@@ -327,7 +327,7 @@ def interrupted(job):
 # Faults that were written when ddpprof had been mended for all others
 
 
-class Synchronised(nn.Module):
+class Synchronized(nn.Module):
     """A model whose forward averages its input over ranks, unless it is told not to."""
 
     def __init__(self):
@@ -342,7 +342,7 @@ class Synchronised(nn.Module):
 
 def forward_without_average(job):
     """The forward averages over ranks, unless the batch is small."""
-    job.wrap(Synchronised())
+    job.wrap(Synchronized())
     for step in range(100 if job.fixed else 20000):
         is_small = job.strikes(step) and not job.fixed
         job.train(is_small)

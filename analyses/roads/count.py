@@ -69,7 +69,7 @@ BUCKET = Road(
     "a bucket from the reducer → the bucket table",
     18,
     ("TimingProcessGroup.allreduce", "ReducerTimer.launched", "ReducerTimer.times", "RankOutput.append_step"),
-    ("load_record", "bucket_steps", "summarise_buckets", "bucket_tables", "render_terminal"),
+    ("load_record", "bucket_steps", "summarize_buckets", "bucket_tables", "render_terminal"),
     (*_REPORT, "--section", "buckets"),
 )
 PULSE = Road(

@@ -48,7 +48,7 @@ _MACHINE = (
     Check(("nccl-interface",), check_nccl_interface),
 )
 _TRAINING = Check(
-    ("parameters", "collectives", "synchronising-calls", "foreign-contexts", "export-pause"), check_unchanged
+    ("parameters", "collectives", "synchronizing-calls", "foreign-contexts", "export-pause"), check_unchanged
 )
 """checks that run once per setup"""
 NAMES = tuple(name for check in (*_MACHINE, _TRAINING) for name in check.names)

@@ -127,12 +127,12 @@ def check_unchanged(context: Context) -> Iterator[CheckResult]:
 def _on_devices(context: Context, without: Trained, traced: Trained) -> list[CheckResult]:
     if context.setup.device == "cpu":
         reason = "it needs a GPU; on a CPU, there are no synchronizing calls and no contexts"
-        return [skip("synchronising-calls", reason), skip("foreign-contexts", reason)]
-    calls = [trained.told["synchronising_calls"] for trained in (without, traced)]
+        return [skip("synchronizing-calls", reason), skip("foreign-contexts", reason)]
+    calls = [trained.told["synchronizing_calls"] for trained in (without, traced)]
     foreign = [trained.told["foreign_contexts"] for trained in (without, traced)]
     return [
         judge(
-            "synchronising-calls",
+            "synchronizing-calls",
             calls[1] <= calls[0],
             f"{calls[0]} in steps that are not profiled, the same as without ddpprof",
             calls[1],

@@ -63,7 +63,7 @@ class Forward(Struct, frozen=True, array_like=True):
     end_ns: Int64
     buffer_sync_ns: Int64
     rebuild_ns: Int64
-    synchronises: bool
+    synchronizes: bool
     """``False`` under ``no_sync()``"""
     has_gradients: bool = True
     """``False`` under ``no_grad()``, as in an evaluation"""

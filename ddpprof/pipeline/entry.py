@@ -41,7 +41,7 @@ from ddpprof.load.rank import LoadedRank, RankFiles, load_rank, some_file
 from ddpprof.model import NO_STEP, Collectives, DdpModule, HostSpans, Rank, StepMode, Trace, Work
 from ddpprof.model.tables import rows_of
 from ddpprof.own_files import is_of_this_user, scratch_folder, user_folder
-from ddpprof.report.topics import RunSummary, decode, encode, summarise_rank
+from ddpprof.report.topics import RunSummary, decode, encode, summarize_rank
 from ddpprof.rundir import facts_file, last_step_file, steps_file
 from ddpprof.topics.steps.timeline import Drawing, DrawnRank, StepTimeline, drawing_of
 from ddpprof.version import __version__
@@ -157,7 +157,7 @@ def _summary(loaded: LoadedRank, task: RankTask) -> RunSummary:
     missing = {number: tuple(map(utf8_text, loaded.missing))}
     if loaded.rank is None:
         return RunSummary(missing=missing)
-    return replace(summarise_rank(loaded.rank, task.modules), missing=missing)
+    return replace(summarize_rank(loaded.rank, task.modules), missing=missing)
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ def one_part_for_each_pass(step: RecordedStep) -> tuple[RecordedStep, ...]:
         for passes, (start, end) in zip(groups, pairwise([*begins, step.end_ns]), strict=True)
     )
     is_whole = all(
-        any(forward.synchronises for forward in part.forwards)
+        any(forward.synchronizes for forward in part.forwards)
         and len(set(_modules_of(part))) == len(part.passes)
         and len({one.call for one in part.passes}) == 1
         for part in parts
@@ -154,7 +154,7 @@ def _observe(ranks: Sequence[RecordedStep], num_buckets: Sequence[int], one_cloc
 def _num_accumulated(part: RecordedStep, module: int) -> int:
     """Return the number of the module's backward passes in `part`. Several forward passes may share a backward pass."""
     forwards = [one for one in part.forwards if one.module == module and one.has_gradients]
-    num_per_pass = sum(one.synchronises for one in forwards)
+    num_per_pass = sum(one.synchronizes for one in forwards)
     return len(forwards) // num_per_pass if num_per_pass else 1
 
 

@@ -267,7 +267,7 @@ class RecordedModule:
         self.index = index
         self.open_forwards: list[OpenForward] = []
         self.buffer_sync_ns = 0
-        self.synchronised = False
+        self.synchronized = False
         """True if the current step had a forward outside ``no_sync()``, so that a backward pass reduces gradients"""
         self.times: ReducerTimer | None = None
         self._passes: list[BackwardPass] = []
@@ -295,14 +295,14 @@ class RecordedModule:
     def num_parameters(self) -> int:
         return len(self._of_reducer.names)
 
-    def synchronising_forward_is_over(self, end_ns: int) -> None:
+    def synchronizing_forward_is_over(self, end_ns: int) -> None:
         """Record the end of a forward outside ``no_sync()``, and close the previous backward pass, if any.
 
         The reducer's times are relative to `end_ns`. If several forwards share one backward pass, its times are
         relative to the end of the last forward.
         """
         self._close_pass()
-        self.synchronised = True
+        self.synchronized = True
         self._origin_ns = end_ns
         self._accumulated.begin_backward()
         self._adds_up = any(parameter.grad is not None for parameter in self._of_reducer.parameters[:1])
@@ -332,7 +332,7 @@ class RecordedModule:
     def begin_step(self, mode: StepMode) -> None:
         """Begin a step. Call this between steps, when no collective is in flight."""
         recorded, light = mode in DETAILED_MODES, mode is StepMode.LIGHT
-        self.synchronised = False
+        self.synchronized = False
         self.open_forwards.clear()
         self._passes, self._call = [], 0
         self._stats = self.ddp.reducer.get_backward_stats() if recorded else None
@@ -388,7 +388,7 @@ class RecordedModule:
     def _close_pass(self) -> None:
         """Record the synchronized backward pass that has ended, if gradients were computed since the previous one."""
         before = self._stats
-        if before is None or not self.synchronised:
+        if before is None or not self.synchronized:
             return
         self._stats = self.ddp.reducer.get_backward_stats()
         if self._stats == before:

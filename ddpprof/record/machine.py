@@ -371,7 +371,7 @@ class TrainingDevice:
     def is_accelerator(self) -> bool:
         return bool(self.accelerators)
 
-    def synchronise(self) -> None:
+    def synchronize(self) -> None:
         """Wait until the devices have finished their work, without a time limit."""
         for device in self.accelerators:
             torch.accelerator.synchronize(device)
@@ -388,7 +388,7 @@ class TrainingDevice:
         if self._waiting is not None and not _ends_in_time(self._waiting, patience_s):
             return False  # the wait of an earlier call has still not ended
         with suppress(RuntimeError):  # no helper thread is available
-            self._waiting = STANDBY.run(self.synchronise)
+            self._waiting = STANDBY.run(self.synchronize)
             return _ends_in_time(self._waiting, patience_s) and self._waiting.exception() is None
         return False
 

@@ -69,7 +69,7 @@ class PulseRows:
         """why no more rows are written"""
         self._making = Lock()
         self._num_summaries, self._steps_per_summary = 0, layout.STEPS_PER_SUMMARY
-        self._summarised_until = first_step
+        self._summarized_until = first_step
         self.memory_bytes = UNKNOWN
         """resident memory at the last sample"""
         self.looks_every = 1
@@ -187,12 +187,12 @@ class PulseRows:
         self._words[_NUM_STEPS] = number + 1
         self._step_start_ns = end_ns
         self._begin_step()
-        if number + 1 - self._summarised_until >= self._steps_per_summary:
-            self._summarise(number + 1)
+        if number + 1 - self._summarized_until >= self._steps_per_summary:
+            self._summarize(number + 1)
 
-    def _summarise(self, num_steps: int) -> None:
+    def _summarize(self, num_steps: int) -> None:
         """Add a summary of the steps since the last summary. If no space is left, first merge pairs of summaries."""
-        first, self._summarised_until = self._summarised_until, num_steps
+        first, self._summarized_until = self._summarized_until, num_steps
         steps = layout.decode_rows(PulseSteps, self._rows(first, num_steps))
         if self._num_summaries == layout.NUM_SUMMARIES_KEPT:
             self._halve_summaries()

@@ -487,7 +487,7 @@ class RecordedSteps(Listener):
             session.attach_alone()
         session.notes.data_parallel_module(model)
         self._end_step_that_is_over()
-        if session.finder.forward_begins(id(model), synchronises=True):
+        if session.finder.forward_begins(id(model), synchronizes=True):
             session.end_step()
         session.notes.feeding.pre_forward_begins(model, (), {})
 
@@ -578,7 +578,7 @@ class WatchedSteps(Listener):
 
     def data_parallel_forward_begins(self, model: torch.nn.DataParallel[Any]) -> None:
         try:
-            if _is_whole_job() and self._finder.forward_begins(id(model), synchronises=True):
+            if _is_whole_job() and self._finder.forward_begins(id(model), synchronizes=True):
                 self._session.count_step()
         except Exception as error:
             self._session.give_up(error)

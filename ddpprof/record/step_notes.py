@@ -383,7 +383,7 @@ class StepNotes(Listener):
         if module is None or not module.open_forwards:
             return
         begun = module.open_forwards.pop()
-        synchronises = torch.is_grad_enabled() and ddp.require_backward_grad_sync
+        synchronizes = torch.is_grad_enabled() and ddp.require_backward_grad_sync
         forward = Forward(
             module=module.index,
             start_ns=begun.start_ns,
@@ -392,12 +392,12 @@ class StepNotes(Listener):
             end_ns=time.time_ns(),
             buffer_sync_ns=begun.buffer_sync_ns,
             rebuild_ns=begun.rebuild_ns,
-            synchronises=synchronises,
+            synchronizes=synchronizes,
             has_gradients=torch.is_grad_enabled(),
         )
         self._forwards.append(forward)
-        if synchronises:
-            module.synchronising_forward_is_over(inner_end_ns)
+        if synchronizes:
+            module.synchronizing_forward_is_over(inner_end_ns)
         elif torch.is_grad_enabled():
             module.accumulating_forward_is_over()
 

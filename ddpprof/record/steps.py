@@ -127,9 +127,9 @@ class StepDetector:
         self._is_turn = False
         """whether the current turn of the last optimizer has had several steps"""
         self._last = 0
-        self._synchronised_since_last = False
-        self._synchronised: set[int] = set()
-        self._has_synchronised = False
+        self._synchronized_since_last = False
+        self._synchronized: set[int] = set()
+        self._has_synchronized = False
         self._needs_forward = True
         self._without_optimizer: bool | None = None
         self.num_optimizer_steps = 0
@@ -140,24 +140,24 @@ class StepDetector:
         The first mark ends no step if an optimizer has just ended it. No step ends before the ranks have synchronized
         for the first time.
         """
-        ends = bool(self._synchronised) or (self._explicit and self._has_synchronised)
+        ends = bool(self._synchronized) or (self._explicit and self._has_synchronized)
         self._explicit = True
-        self._synchronised.clear()
+        self._synchronized.clear()
         return ends
 
     def steps_without_forward(self) -> None:
         """Until the first DDP forward, let steps end without a DDP forward."""
         self._needs_forward = False
 
-    def forward_begins(self, module: int, synchronises: bool) -> bool:
+    def forward_begins(self, module: int, synchronizes: bool) -> bool:
         """Handle the beginning of a DDP forward with gradients. Return True if a step ended just before it."""
-        ended = module in self._synchronised and self._steps_end_at_forward()
+        ended = module in self._synchronized and self._steps_end_at_forward()
         if ended:
-            self._synchronised.clear()
-        if synchronises:
+            self._synchronized.clear()
+        if synchronizes:
             self._needs_forward = True
-            self._synchronised.add(module)
-            self._has_synchronised = self._synchronised_since_last = True
+            self._synchronized.add(module)
+            self._has_synchronized = self._synchronized_since_last = True
         return ended
 
     def optimizer_stepped(self, optimizer: int) -> bool:
@@ -175,13 +175,13 @@ class StepDetector:
             if not self._is_turn:
                 self._in_turns.discard(self._last)
             self._is_turn = False
-        elif self._synchronised_since_last:
+        elif self._synchronized_since_last:
             self._is_turn = True
             self._in_turns.add(optimizer)
-        self._last, self._synchronised_since_last = optimizer, False
-        if not self._ends_steps(optimizer) or (self._needs_forward and not self._synchronised):
+        self._last, self._synchronized_since_last = optimizer, False
+        if not self._ends_steps(optimizer) or (self._needs_forward and not self._synchronized):
             return False
-        self._synchronised.clear()
+        self._synchronized.clear()
         return True
 
     def _ends_steps(self, optimizer: int) -> bool:

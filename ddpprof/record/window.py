@@ -268,7 +268,7 @@ class Window:
     def _wait_for_device(self) -> None:
         """Wait for the device in a trial. Called at the beginning and end of timed steps, not between them."""
         if self._settings.trial:
-            self._notes.device.synchronise()
+            self._notes.device.synchronize()
 
     def _start_profiler(self) -> None:
         self._warn_of_memory()

@@ -24,16 +24,16 @@ from ddpprof.report.topics import (
     merge_summaries,
     of_each,
     report_fields,
-    summarise_rank,
+    summarize_rank,
     with_topics,
 )
 from ddpprof.report.whatif import predict_changes, ranks_to_replay
 from ddpprof.statistics import error_of_median, mean_known, median_known
 from ddpprof.statistics.paired_ratio import student_quantile
-from ddpprof.topics.attempts import summarise_attempts
+from ddpprof.topics.attempts import summarize_attempts
 from ddpprof.topics.bound import find_bound
 from ddpprof.topics.buckets.rules import BUCKETS
-from ddpprof.topics.buckets.steps import BucketRow, BucketStep, summarise_buckets
+from ddpprof.topics.buckets.steps import BucketRow, BucketStep, summarize_buckets
 from ddpprof.topics.buckets.traced import NO_BUCKETS, RankBuckets, TracedBuckets, TracedPasses, trace_buckets
 from ddpprof.topics.devices import DEVICES, imbalance_ns
 from ddpprof.topics.facts import RankFacts
@@ -231,7 +231,7 @@ def build_report(run: Run) -> Report:
 
 def reduce_run(run: Run) -> Reduced:
     """Reduce a run that is entirely in memory to its report."""
-    summary = merge_summaries([summarise_rank(rank, run.modules) for rank in run.ranks])
+    summary = merge_summaries([summarize_rank(rank, run.modules) for rank in run.ranks])
 
     def recorded(ranks: Sequence[int]) -> dict[int, Sequence[RecordedStep]]:
         return {one.rank: one.record.steps_to_replay if one.record else () for one in run.ranks if one.rank in ranks}
@@ -290,7 +290,7 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
         ),
         findings=(),
         kernels=summary.kernels,
-        attempts=summarise_attempts(run.attempts, run.exits),
+        attempts=summarize_attempts(run.attempts, run.exits),
         usual_steps=usual,
         failure=find_failure([rank_end(record.facts, modules) for record in records], run.exits),
         times=clocks_of(Report) if is_accelerator(job.device) else {},
@@ -339,7 +339,7 @@ def _buckets(
     """Summarize the buckets from the records or, without them, from the traces."""
     one_clock = len(_hosts(ranks)) == 1 and all(one.host is not None for one in ranks)
     if modules:
-        return summarise_buckets(modules, {one.rank: found[one.rank].steps for one in ranks}, one_clock), NO_BUCKETS
+        return summarize_buckets(modules, {one.rank: found[one.rank].steps for one in ranks}, one_clock), NO_BUCKETS
     return (), trace_buckets(_passes(ranks, found), one_clock)
 
 

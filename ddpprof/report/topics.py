@@ -47,7 +47,7 @@ from ddpprof.topics.horovod import HOROVOD
 from ddpprof.topics.host_threads import HOST_THREADS
 from ddpprof.topics.idle import IDLE
 from ddpprof.topics.kernel_slowdown import OverlapSlowdown, measure_slowdown, merge_slowdowns, thinned
-from ddpprof.topics.kernels import MOST_KERNELS, KernelSummary, summarise_kernels
+from ddpprof.topics.kernels import MOST_KERNELS, KernelSummary, summarize_kernels
 from ddpprof.topics.layer_collectives import LAYER_COLLECTIVES
 from ddpprof.topics.link_limit import LINK_LIMIT, NCCL_CHOICES
 from ddpprof.topics.losses import LOSSES
@@ -266,14 +266,14 @@ class RunSummary:
     """messages about data that could not be read, by rank"""
 
 
-def summarise_rank(rank: Rank, modules: Sequence[DdpModule]) -> RunSummary:
+def summarize_rank(rank: Rank, modules: Sequence[DdpModule]) -> RunSummary:
     """Summarize one rank. `modules`: the DDP modules of the job, which are the same on all ranks."""
     trace, steps = rank.trace, rank.measured_step_indices
     slowdown = measure_slowdown(trace, steps, rank.baseline_step_indices) if trace is not None else None
     return RunSummary(
         ranks=(RankSummary(rank.rank, rank.world_size, measure_topics(rank, steps, modules)),),
         overlap_slowdown=thinned(slowdown) if slowdown is not None else None,
-        kernels=summarise_kernels(trace, steps)[:MOST_KERNELS] if trace is not None and steps else (),
+        kernels=summarize_kernels(trace, steps)[:MOST_KERNELS] if trace is not None and steps else (),
         kernels_of=rank.rank if steps else None,
     )
 

@@ -1,6 +1,6 @@
 """Detect gradient accumulation that all-reduces in every backward pass instead of only in the last one.
 
-    A module accumulates gradients if two of its synchronised backward passes have no optimizer step between them, and
+    A module accumulates gradients if two of its synchronized backward passes have no optimizer step between them, and
     the second pass adds to the gradients of the first. Only the all-reduce of the last pass is needed.
 
 Not accumulation: two backward passes of a GAN's discriminator with an optimizer step between them, and passes that an
@@ -27,7 +27,7 @@ class Accumulation:
 
     module: int
     num_passes: int
-    """number of synchronised backward passes in a step"""
+    """number of synchronized backward passes in a step"""
     num_superfluous: int
     """number of passes whose gradients the next pass adds to and all-reduces again"""
     num_steps: int
@@ -61,7 +61,7 @@ def count_micro_steps(steps: Sequence[RecordedStep]) -> int:
 
 def _accumulated(step: RecordedStep, module: int) -> int:
     without_sync = sum(
-        forward.has_gradients and not forward.synchronises for forward in step.forwards if forward.module == module
+        forward.has_gradients and not forward.synchronizes for forward in step.forwards if forward.module == module
     )
     return without_sync + sum(_superfluous(step, [one for one in step.passes if one.module == module]))
 

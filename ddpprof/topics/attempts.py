@@ -1,4 +1,4 @@
-"""Summarise each attempt of a job that torchrun restarted: its step time, how it ended, and what changed.
+"""Summarize each attempt of a job that torchrun restarted: its step time, how it ended, and what changed.
 
 Step times are compared with the latest earlier attempt that has steps of the same recording mode: ``off`` if both
 attempts have such steps, otherwise ``light``, otherwise ``profiled``. The duration of a step is the mean over ranks.
@@ -55,11 +55,11 @@ class AttemptSummary:
     """True if the rest of the report is about this attempt"""
 
 
-def summarise_attempts(attempts: Sequence[Attempt], exits: Sequence[ProcessExit] = ()) -> tuple[AttemptSummary, ...]:
-    return tuple(_summarise(attempts, index, exits) for index in range(len(attempts)))
+def summarize_attempts(attempts: Sequence[Attempt], exits: Sequence[ProcessExit] = ()) -> tuple[AttemptSummary, ...]:
+    return tuple(_summarize(attempts, index, exits) for index in range(len(attempts)))
 
 
-def _summarise(attempts: Sequence[Attempt], index: int, exits: Sequence[ProcessExit]) -> AttemptSummary:
+def _summarize(attempts: Sequence[Attempt], index: int, exits: Sequence[ProcessExit]) -> AttemptSummary:
     one, first = attempts[index], attempts[0]
     before = next((other for other in reversed(attempts[:index]) if other.records), None)
     mode = next((mode for mode in _MODES if _step_times(one, mode)), None)

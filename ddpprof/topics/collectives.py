@@ -1,4 +1,4 @@
-"""Summarise collectives by kind, process group and size class: number, bytes, transfer time and bandwidth.
+"""Summarize collectives by kind, process group and size class: number, bytes, transfer time and bandwidth.
 
     transfer = shortest duration over the ranks that were read (a rank that was not read could be faster)
     algbw    = bytes / transfer; time during which n collectives run counts as 1/n for each
@@ -69,14 +69,14 @@ def bus_factor(kind: CollectiveKind, num_ranks: int | None) -> float | None:
     return 1.0 if kind in (CollectiveKind.BROADCAST, CollectiveKind.REDUCE) else None
 
 
-def summarise_collectives(
+def summarize_collectives(
     ranks: Sequence[RankCollectives],
     matched: MatchedCollectives,
     arrivals: Arrivals,
     world_size: int | None,
     sizes: Mapping[int, Mapping[int, int]] | None = None,
 ) -> tuple[CollectiveSummary, ...]:
-    """Summarise collectives, ordered by kind, process group and size.
+    """Summarize collectives, ordered by kind, process group and size.
 
     `sizes`: rank → row → bytes, for rows whose size the trace lacks.
     """
@@ -88,7 +88,7 @@ def summarise_collectives(
     rows = [_rows(*of_rank) for of_rank in zip(ranks, of_rows, sized, strict=True)]
     transfer, waiting_ns = _fastest(matched, arrivals, rows), arrivals.waiting_ns
     classes = np.unique(np.concatenate([of_rank.key for of_rank in rows]), axis=0)
-    return tuple(_summarise(key, groups[int(key[1])], world_size, transfer, waiting_ns, rows) for key in classes)
+    return tuple(_summarize(key, groups[int(key[1])], world_size, transfer, waiting_ns, rows) for key in classes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def _fastest(matched: MatchedCollectives, arrivals: Arrivals, rows: Sequence[_Ro
     return rows_of(picked, np.argsort(np.concatenate(lines)))
 
 
-def _summarise(
+def _summarize(
     key: Int64Column,
     group: ProcessGroup,
     world_size: int | None,
@@ -154,7 +154,7 @@ def _summarise(
     waiting_ns: Int64Column,
     rows: Sequence[_Rows],
 ) -> CollectiveSummary:
-    """Summarise one size class. `transfer` and `waiting_ns` contain the matched collectives of all classes."""
+    """Summarize one size class. `transfer` and `waiting_ns` contain the matched collectives of all classes."""
     kind, _, size_class = key.tolist()
     of_rank = [rows_of(one, (one.key == key).all(axis=1)) for one in rows]
     most = max(of_rank, key=lambda one: len(one.key))

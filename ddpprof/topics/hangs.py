@@ -25,7 +25,7 @@ class Passes(NamedTuple):
     """Numbers of forward and backward passes of one rank through its DDP modules."""
 
     num_backward: int
-    """number of synchronised backward passes that the rank has begun"""
+    """number of synchronized backward passes that the rank has begun"""
     has_finished: bool
     """whether the rank's training ended without an error"""
     num_unpaired: int = 0
@@ -96,7 +96,7 @@ def unequal_batches(_risks: HangRisks, view: View) -> Iterator[Finding]:
         if len(feeding) != 1 or feeding[0].batches_per_pass is None:
             return  # it is not known which loaders of different ranks belong together
         lengths.setdefault(feeding[0].batches_per_pass, []).append(rank)
-    per_step = 1 if view[ACCUMULATION] else view.num_micro_steps  # ranks synchronise in every pass that reduces
+    per_step = 1 if view[ACCUMULATION] else view.num_micro_steps  # ranks synchronize in every pass that reduces
     differs_if_left = len({number // per_step for number in lengths}) > 1
     differs_if_used = len({ceil(number / per_step) for number in lengths}) > 1
     if not (differs_if_left or differs_if_used):

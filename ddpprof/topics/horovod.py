@@ -117,7 +117,7 @@ def _announced_ns(op: TensorOp) -> int:
     return op.start_ns if op.negotiated is None else op.negotiated[0]
 
 
-def summarise_horovod(timeline: HorovodTimeline) -> HorovodSummary:
+def summarize_horovod(timeline: HorovodTimeline) -> HorovodSummary:
     steps = find_horovod_steps(timeline)
     worked = _spans((op.start_ns, op.end_ns) for op in timeline.ops)
     return HorovodSummary(
@@ -270,7 +270,7 @@ _NO_STEPS = (
 def _of_file(file: OtherFile) -> FileMeasures[HorovodSummary] | None:
     if not isinstance(file, HorovodTimeline):
         return None
-    summary = summarise_horovod(file)
+    summary = summarize_horovod(file)
     missing = (*file.notes, *(() if summary.steps else (_NO_STEPS,)), _HAS_NO_COMPUTATION)
     lengths_ns = {step.step: step.duration_ns for step in summary.steps if step.duration_ns is not None}
     return FileMeasures(summary, file.backend, lengths_ns, missing)

@@ -323,7 +323,7 @@ def _group_medians(group: NDArray[np.int64], values: Int64Column, chosen: NDArra
 
 
 def _of_kernel(kernel: Kernel, same: NDArray[np.int64], duration_ns: Int64Column, alone: _Medians) -> KernelSlowdown:
-    """Summarise the covered runs of one kernel."""
+    """Summarize the covered runs of one kernel."""
     known = alone.count[same] > 0
     compared, twice_alone = duration_ns[known], alone.twice_ns[same[known]]
     return KernelSlowdown(

@@ -1,4 +1,4 @@
-"""Summarise each kernel: how often it runs per step, how long, and how much its duration varies.
+"""Summarize each kernel: how often it runs per step, how long, and how much its duration varies.
 
     total per step = sum of its durations / number of steps      spread = (3rd quartile - 1st quartile) / median
 
@@ -76,8 +76,8 @@ class KernelRuns:
         return total
 
 
-def summarise_kernels(trace: Trace, steps: Collection[int]) -> tuple[KernelSummary, ...]:
-    """Summarise the kernels in the steps with these indices, in descending order of total duration."""
+def summarize_kernels(trace: Trace, steps: Collection[int]) -> tuple[KernelSummary, ...]:
+    """Summarize the kernels in the steps with these indices, in descending order of total duration."""
     num_steps = len(set(steps))
     summaries = [
         summary

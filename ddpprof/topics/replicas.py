@@ -44,7 +44,7 @@ class Drift:
 
 
 def is_always_reduced(module: int, steps: Sequence[RecordedStep]) -> bool:
-    """Return whether each training step with an optimizer step has a synchronised backward pass of the module."""
+    """Return whether each training step with an optimizer step has a synchronized backward pass of the module."""
     trained = [
         step
         for step in steps
@@ -147,7 +147,7 @@ def copies_differ(replicas: Replicas, view: View) -> Iterator[Finding]:
     for drift in replicas.drifts:
         module = view.module(drift.module)
         if module is None or "localsgd" in (module.comm_hook or "").lower():
-            continue  # with such a hook copies diverge, and an averager synchronises them periodically
+            continue  # with such a hook copies diverge, and an averager synchronizes them periodically
         yield Finding(
             "copies-differ",
             "The ranks train different models: their copies of the parameters "

@@ -236,7 +236,7 @@ def busy_around(trace: Trace, rows: NDArray[np.int64]) -> Spans:
     return merge(union_of(compute, near), union_of(comm, others))
 
 
-def summarise_outside(ranks: Sequence[Sequence[tuple[OutsideCalls, ...] | None]]) -> tuple[OutsideCalls, ...] | None:
+def summarize_outside(ranks: Sequence[Sequence[tuple[OutsideCalls, ...] | None]]) -> tuple[OutsideCalls, ...] | None:
     """Return medians over steps, each from the rank with the least exposed time; ``None`` if no step was measured.
 
     Times of other ranks include waiting for slower ranks. Collectives that are missing in most steps are left out.
@@ -466,5 +466,5 @@ SCRIPT_COLLECTIVES: Topic[tuple[tuple[OutsideCalls, ...] | None, ...], tuple[Out
     rules=(parameter_averaging, metrics_every_step, barrier_in_loop, optimizer_broadcasts),
     of_rank=_of_rank,
     rank_type=tuple[tuple[OutsideCalls, ...] | None, ...],
-    of_ranks=summarise_outside,
+    of_ranks=summarize_outside,
 )

@@ -120,19 +120,19 @@ class BufferSyncs:
 def measure_buffer_syncs(steps: Sequence[RecordedStep]) -> BufferSyncs:
     """Return the numbers of forwards and buffer broadcasts, as medians over training steps."""
     forwards = [[one for one in step.forwards if one.has_gradients] for step in steps if step.forwards]
-    synchronised = [[one for one in of_step if one.buffer_sync_ns > 0] for of_step in forwards]
+    synchronized = [[one for one in of_step if one.buffer_sync_ns > 0] for of_step in forwards]
     return BufferSyncs(
         num_forwards=median_known(map(len, forwards)) or 0,
-        num_buffer_syncs=median_known(map(len, synchronised)) or 0,
-        modules_with_buffer_syncs=tuple(sorted({one.module for of_step in synchronised for one in of_step})),
+        num_buffer_syncs=median_known(map(len, synchronized)) or 0,
+        modules_with_buffer_syncs=tuple(sorted({one.module for of_step in synchronized for one in of_step})),
     )
 
 
 def buffers_broadcast(syncs: BufferSyncs, view: View) -> Iterator[Finding]:
-    """Report buffers, such as BatchNorm's running statistics, that rank 0 sends before each synchronised forward."""
+    """Report buffers, such as BatchNorm's running statistics, that rank 0 sends before each synchronized forward."""
     known = syncs.modules_with_buffer_syncs
-    synchronised = [m for index, m in enumerate(view.modules) if known is None or index in known]
-    modules = [m for m in synchronised if m.settings.get("broadcast_buffers") and m.num_buffers]
+    synchronized = [m for index, m in enumerate(view.modules) if known is None or index in known]
+    modules = [m for m in synchronized if m.settings.get("broadcast_buffers") and m.num_buffers]
     if view.world_size == 1 or not modules or not view.worth(view.buffer_sync_ns):
         return
     batch_norms = sum(m.num_batch_norms for m in modules)

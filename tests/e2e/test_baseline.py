@@ -66,7 +66,7 @@ def test_baseline_steps_do_not_communicate_and_end_the_job(
         *_, one, another = rank.record.steps
         assert [one.mode, another.mode] == ["alone", "alone"]
         for step in (one, another):
-            assert [forward.synchronises for forward in step.forwards] == [False] * num_micro_steps
+            assert [forward.synchronizes for forward in step.forwards] == [False] * num_micro_steps
             assert (step.passes, len(step.optimizers)) == ((), 1)
     with analysed(location(str(tmp_path / "run"))) as analysis:
         assert [step.mode for step in analysis.to_replay().recorded[1]].count("alone") == 2

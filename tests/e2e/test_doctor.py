@@ -16,7 +16,7 @@ from ddpprof.doctor import NAMES
 pytestmark = pytest.mark.e2e
 
 FAULTS_FOLDER = Path(__file__).parent.parent / "faults"
-OF_GPUS = ("other-profilers", "synchronising-calls", "foreign-contexts")
+OF_GPUS = ("other-profilers", "synchronizing-calls", "foreign-contexts")
 
 
 def examined(folder: Path, faults: str, *options: str) -> tuple[int, dict[str, Any]]:

@@ -31,7 +31,7 @@ class Job:
     words: tuple[str, ...]
     num_micro_steps: int = 1
     passes: tuple[int, ...] = (1,)
-    """synchronised backward passes in a step, through each module"""
+    """synchronized backward passes in a step, through each module"""
     advised: frozenset[str] = frozenset()
     """rules, of which one at least must be found, or nothing is asked"""
     never: frozenset[str] = field(default=frozenset({"same-samples", "unused-parameters", "epoch-never-set"}))

@@ -36,8 +36,8 @@ def trace(
 
 
 def shape(row: dict[str, Any]) -> tuple[int, list[tuple[int, bool]], int]:
-    """Number, forwards as (module, synchronises), optimizer calls."""
-    forwards = [(module, synchronises) for module, *_, synchronises, _ in row["forwards"]]
+    """Number, forwards as (module, synchronizes), optimizer calls."""
+    forwards = [(module, synchronizes) for module, *_, synchronizes, _ in row["forwards"]]
     return row["number"], forwards, len(row["optimizers"])
 
 
@@ -110,8 +110,8 @@ dist.destroy_process_group()
 """)
     for rows in trace(ddpprof, tmp_path, [tmp_path / "evaluates.py"]):
         assert [row["number"] for row in rows] == list(range(2, 20))
-        synchronising = [[f for f in row["forwards"] if f[7]] for row in rows if row["mode"] == "light"]
-        assert [len(forwards) for forwards in synchronising] == [1] * len(synchronising)
+        synchronizing = [[f for f in row["forwards"] if f[7]] for row in rows if row["mode"] == "light"]
+        assert [len(forwards) for forwards in synchronizing] == [1] * len(synchronizing)
 
 
 EVALUATES_WITHOUT_DDP = """

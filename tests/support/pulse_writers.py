@@ -66,19 +66,19 @@ class Reducer:
 
 
 def forward_ends(
-    pulse: PulseWriter, clock: Clock, reducer: Reducer | None, synchronises: bool = True, after_ns: int = 0
+    pulse: PulseWriter, clock: Clock, reducer: Reducer | None, synchronizes: bool = True, after_ns: int = 0
 ) -> None:
     """End a forward of a DDP module, on an accelerator if there is no `reducer`; DDP's own end takes `after_ns`."""
 
     inner_end_ns = clock.now_ns
     clock.now_ns += after_ns
     device = "cpu" if reducer else "cuda"
-    module = SimpleNamespace(reducer=reducer, device_type=device, require_backward_grad_sync=synchronises)
+    module = SimpleNamespace(reducer=reducer, device_type=device, require_backward_grad_sync=synchronizes)
     pulse.forward_ends(module, inner_end_ns)  # type: ignore[arg-type]
 
 
-def backward(pulse: PulseWriter, clock: Clock, reducer: Reducer | None, ns: int, synchronises: bool = True) -> None:
-    forward_ends(pulse, clock, reducer, synchronises)
+def backward(pulse: PulseWriter, clock: Clock, reducer: Reducer | None, ns: int, synchronizes: bool = True) -> None:
+    forward_ends(pulse, clock, reducer, synchronizes)
     pulse.backward_begins(())
     clock.now_ns += ns
     pulse.backward_ends()

@@ -147,7 +147,7 @@ def breakdown_of(made: Trace, step: int) -> Breakdown | None:
 
 
 def forward(start: int = 0, inner: int = 2, inner_end: int = 10, end: int = 11, **changes: Any) -> Forward:
-    given = {"module": 0, "buffer_sync_ns": 0, "rebuild_ns": 0, "synchronises": True, **changes}
+    given = {"module": 0, "buffer_sync_ns": 0, "rebuild_ns": 0, "synchronizes": True, **changes}
     return Forward(start_ns=start, inner_start_ns=inner, inner_end_ns=inner_end, end_ns=end, **given)
 
 
@@ -162,7 +162,7 @@ def recorded(
     """`ready`: of one backward pass of each module; `buckets`: module, index, launch and finish in it."""
     given = {"data_ns": 0, "forwards": (forward(),), **changes}
     buckets = given.pop("buckets", ())
-    origins = {one.module: one.inner_end_ns for one in given["forwards"] if one.synchronises}
+    origins = {one.module: one.inner_end_ns for one in given["forwards"] if one.synchronizes}
     passes = [
         backward_pass(row, origins.get(module, 10), module, [timed for of, *timed in buckets if of == module])
         for module, row in (ready or {}).items()

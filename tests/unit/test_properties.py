@@ -19,7 +19,7 @@ from ddpprof.render.terminal import render_terminal
 from ddpprof.report.build import build_report
 from ddpprof.topics.buckets.traced import find_passes, trace_buckets
 from ddpprof.topics.kernel_slowdown import measure_slowdown
-from ddpprof.topics.kernels import summarise_kernels
+from ddpprof.topics.kernels import summarize_kernels
 from ddpprof.topics.steps.overlap import measure_overlap, measure_trailing, spans_of
 from ddpprof.topics.wrapper import measure_wrapper_cost
 
@@ -40,7 +40,7 @@ def measured(trace: Trace, shift: int = 0) -> dict[str, Any]:
         "breakdown": [breakdown_of(trace, step) for step in steps],
         "idle": [idle_of(trace, step) for step in steps],
         "wrapper": [measure_wrapper_cost(trace, step, None) for step in steps],
-        "kernels": [asdict(summary) for summary in summarise_kernels(trace, steps)],
+        "kernels": [asdict(summary) for summary in summarize_kernels(trace, steps)],
         "slowdown": asdict(measure_slowdown(trace)),
         "baseline": asdict(measure_slowdown(trace, [0], steps[1:])),
         "buckets": replace(buckets, ranks=rows),
@@ -127,7 +127,7 @@ def test_sums_add_up(events: list[Event]) -> None:
             compute_and_copies = parts.forward_ns + parts.backward_ns + parts.optimizer_ns + parts.other_ns
             assert counted["compute"] + counted["copies"] == compute_and_copies
             assert (counted["exposed"], counted["idle"]) == (parts.exposed_comm_ns, parts.idle_ns + parts.data_ns)
-    known = sum(row.total_ns for row in summarise_kernels(trace, range(len(trace.steps))))
+    known = sum(row.total_ns for row in summarize_kernels(trace, range(len(trace.steps))))
     in_steps = trace.compute.step >= 0
     assert known == int((trace.compute.end_ns - trace.compute.start_ns)[in_steps].sum())
 

@@ -73,13 +73,13 @@ def tell(rank, **facts):
         print(json.dumps(facts), flush=True)
 
 
-SYNCHRONISES = [(torch.cuda, "synchronize"), (torch.accelerator, "synchronize")]
+SYNCHRONIZES = [(torch.cuda, "synchronize"), (torch.accelerator, "synchronize")]
 
 
-def count_synchronising_calls():
+def count_synchronizing_calls():
     """Wrap functions that synchronize the device. Return a list that grows with each call."""
     calls = []
-    for owner, name in SYNCHRONISES:
+    for owner, name in SYNCHRONIZES:
         original = getattr(owner, name)
 
         def counted(*args, original=original, **kwargs):
@@ -91,7 +91,7 @@ def count_synchronising_calls():
 
 
 def train(rank, device, options):
-    calls = count_synchronising_calls()
+    calls = count_synchronizing_calls()
     in_window = 0
     model = wrap(nn.Sequential(nn.Linear(64, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 1)), device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -118,7 +118,7 @@ def train(rank, device, options):
         rank,
         parameters=digest.hexdigest(),
         collectives=collectives,
-        synchronising_calls=len(calls) - in_window,
+        synchronizing_calls=len(calls) - in_window,
         foreign_contexts=sorted({i for one in everyones for i in one["contexts"]}),
         patience_s=PATIENCE.total_seconds(),
     )

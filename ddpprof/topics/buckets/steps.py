@@ -5,7 +5,7 @@
     started, finished   start and end of the collective in the trace
 
 Times are relative to the end of the last DDP forward before the backward pass, like those of DDP's reducer. A step may
-have several synchronised backward passes through one module; each pass sends all buckets of the module.
+have several synchronized backward passes through one module; each pass sends all buckets of the module.
 
 A row of the bucket table has the medians over backward passes, steps and ranks, and the rank that launched last:
 
@@ -63,11 +63,11 @@ class BucketStep:
     previous_ready_ns: int | None = None
     """time at which its second-to-last gradient was accumulated"""
     pass_index: int = 0
-    """index of the backward pass among the step's synchronised passes through the module"""
+    """index of the backward pass among the step's synchronized passes through the module"""
 
 
 def measure_buckets(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace | None) -> tuple[BucketStep, ...]:
-    """Return all buckets of all synchronised backward passes of `step`. `trace`: the trace, if it was profiled."""
+    """Return all buckets of all synchronized backward passes of `step`. `trace`: the trace, if it was profiled."""
     if not fits(modules, step):
         return ()
     seen = _from_trace(modules, step, trace) if trace is not None else _from_record(step)
@@ -272,23 +272,23 @@ class BucketRow:
     """``None`` with one rank, or if the ranks are on several hosts"""
     late_by_ns: Annotated[int | None, Number("time from the first to the last rank's launch", HOST)]
     num_passes: Annotated[int, Number("number of times the bucket is sent per step")] = 1
-    """median number of synchronised backward passes through the module per step; each pass sends every bucket"""
+    """median number of synchronized backward passes through the module per step; each pass sends every bucket"""
 
 
-def summarise_buckets(
+def summarize_buckets(
     modules: Sequence[DdpModule], ranks: Mapping[int, Sequence[BucketStep]], one_clock: bool
 ) -> tuple[BucketRow, ...]:
-    """Summarise all buckets. `ranks`: rank → its buckets in each step. `one_clock`: all ranks run on one host."""
+    """Summarize all buckets. `ranks`: rank → its buckets in each step. `one_clock`: all ranks run on one host."""
     keys = sorted({(row.module, row.index) for rows in ranks.values() for row in rows})
-    return tuple(_summarise(modules[key[0]], key, ranks, one_clock) for key in keys)
+    return tuple(_summarize(modules[key[0]], key, ranks, one_clock) for key in keys)
 
 
-def _summarise(
+def _summarize(
     module: DdpModule, key: tuple[int, int], ranks: Mapping[int, Sequence[BucketStep]], one_clock: bool
 ) -> BucketRow:
     parameters = module.buckets[key[1]]
     return BucketRow(
-        **summarise_times(key, ranks, one_clock, [parameter.name for parameter in module.parameters]),
+        **summarize_times(key, ranks, one_clock, [parameter.name for parameter in module.parameters]),
         num_bytes=module.bucket_bytes(key[1]),
         num_parameters=len(parameters),
         first_parameter=module.parameters[parameters[0]].name,
@@ -296,7 +296,7 @@ def _summarise(
     )
 
 
-def summarise_times(
+def summarize_times(
     key: tuple[int, int], ranks: Mapping[int, Sequence[BucketStep]], one_clock: bool, parameters: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return the fields of a `BucketRow` that are derived from times.

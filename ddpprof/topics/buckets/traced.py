@@ -27,7 +27,7 @@ from ddpprof.topics.buckets.steps import (
     bucket_steps,
     gradient_all_reduces,
     reduces_without_ddp,
-    summarise_times,
+    summarize_times,
 )
 from ddpprof.topics.steps.breakdown import is_whole_step, step_window
 from ddpprof.topics.steps.overlap import BackwardCompute, backward_passes
@@ -99,7 +99,7 @@ def trace_buckets(ranks: Mapping[int, TracedPasses], one_clock: bool) -> TracedB
     one_clock = one_clock and len({of_rank.epoch_ns is None for of_rank in ranks.values()}) == 1
     buckets = tuple(
         BucketRow(
-            **summarise_times((0, index), steps, one_clock),
+            **summarize_times((0, index), steps, one_clock),
             num_bytes=num_bytes,
             num_parameters=None,
             first_parameter=None,

@@ -91,7 +91,7 @@ def _medians(buckets: Sequence[BucketRow]) -> str:
 
 
 def _several_passes(report: ReportView, buckets: Sequence[BucketRow]) -> str:
-    """Return a note on the number of synchronised backward passes in a step, if there are several."""
+    """Return a note on the number of synchronized backward passes in a step, if there are several."""
     passes = {bucket.module: bucket.num_passes for bucket in buckets if bucket.num_passes > 1}
     if not passes:
         return ""

@@ -31,14 +31,14 @@ from ddpprof.model import DdpModule, Rank, RecordedStep
 from ddpprof.model.tables import rows_of
 from ddpprof.topics.buckets.steps import bucket_rows
 from ddpprof.topics.collective_matching import RankCollectives, match_collectives, rank_collectives
-from ddpprof.topics.collectives import CollectiveSummary, collective_table, summarise_collectives
+from ddpprof.topics.collectives import CollectiveSummary, collective_table, summarize_collectives
 from ddpprof.topics.ranks.clock import CommonClock, HostClock, find_common_clock
 from ddpprof.topics.ranks.own_time import (
     RankWaiting,
     StepProgress,
     measure_arrivals,
     progress_of_rank,
-    summarise_waiting,
+    summarize_waiting,
 )
 from ddpprof.topics.ranks.stragglers import (
     LateGradient,
@@ -157,8 +157,8 @@ def across_ranks(
         AcrossRanks(
             num_matched=len(matched),
             clock=clock,
-            waiting=summarise_waiting(matched, arrivals, {rank: trace.exposed for rank, trace in traced.items()}),
-            collectives=summarise_collectives(known, matched, arrivals, world_size, sizes),
+            waiting=summarize_waiting(matched, arrivals, {rank: trace.exposed for rank, trace in traced.items()}),
+            collectives=summarize_collectives(known, matched, arrivals, world_size, sizes),
             stragglers=stragglers,
             late_gradients=_late_gradients(with_record, modules, stragglers, recorded),
         ),

@@ -323,10 +323,10 @@ def measure_arrivals(
     )
 
 
-def summarise_waiting(
+def summarize_waiting(
     matched: MatchedCollectives, arrivals: Arrivals, exposed: Mapping[int, Spans] | None = None
 ) -> tuple[RankWaiting, ...]:
-    """Summarise every rank with a matched collective. `exposed`: rank → exposed communication, on its own clock."""
+    """Summarize every rank with a matched collective. `exposed`: rank → exposed communication, on its own clock."""
     found = []
     for column, rank in enumerate(arrivals.ranks):
         mine = np.flatnonzero(arrivals.waiting_ns[:, column] != UNKNOWN)

@@ -174,7 +174,7 @@ def compare_with_torch(
     module: int, step: RecordedStep, buckets: tuple[BucketStep, ...], trace: Trace, logged: Mapping[str, int]
 ) -> TorchTimes | None:
     """Compare with the times `logged` by DDP in the same iteration; ``None`` if a time is missing."""
-    forwards = [f for f in step.forwards if f.module == module and f.synchronises]
+    forwards = [f for f in step.forwards if f.module == module and f.synchronizes]
     mine = [b for b in buckets if b.module == module]
     launched = [b.launched_ns for b in mine if b.launched_ns is not None]
     finished = [b.finished_ns for b in mine if b.finished_ns is not None]

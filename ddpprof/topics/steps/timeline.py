@@ -40,7 +40,7 @@ class BucketSpan:
     started_ns: int | None
     finished_ns: int | None
     pass_index: int = 0
-    """index of the backward pass among the step's synchronised passes through the module"""
+    """index of the backward pass among the step's synchronized passes through the module"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""Gradient accumulation: three micro batches under no_sync, the fourth synchronises, then one optimizer step.
+"""Gradient accumulation: three micro batches under no_sync, the fourth synchronizes, then one optimizer step.
 
 torchrun --nproc-per-node 2 accumulation.py
 """

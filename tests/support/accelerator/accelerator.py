@@ -30,7 +30,7 @@ _TARGET = "torch.nn.parallel.distributed"
 class Device:
     """What was asked of the device."""
 
-    synchronised: list[Any] = field(default_factory=list)
+    synchronized: list[Any] = field(default_factory=list)
 
 
 def environment(*what: str) -> dict[str, str]:
@@ -56,7 +56,7 @@ def emulate(device_type: str = "cuda", *, blocks: bool = False) -> Iterator[Devi
     device, comes_to_rest = Device(), threading.Event()
 
     def synchronize(which: Any = None) -> None:
-        device.synchronised.append(which)
+        device.synchronized.append(which)
         if blocks:
             comes_to_rest.wait()
 

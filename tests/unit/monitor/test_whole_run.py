@@ -39,10 +39,10 @@ def test_every_step_counts_once(tmp_path: Path, num_steps: int) -> None:
 
 def test_the_steps_that_are_kept_stand_one_by_one(tmp_path: Path) -> None:
     rows = history(pulse(tmp_path, [MadeStep(ms=10)] * 5000))
-    summarised = rows.num_steps > 1
-    assert 0 < summarised.sum() < 5000 // 100
-    assert rows.first_step[~summarised].tolist() == list(range(rows.first_step[~summarised][0], 5003))
-    assert np.flatnonzero(summarised).max() < np.flatnonzero(~summarised).min()
+    summarized = rows.num_steps > 1
+    assert 0 < summarized.sum() < 5000 // 100
+    assert rows.first_step[~summarized].tolist() == list(range(rows.first_step[~summarized][0], 5003))
+    assert np.flatnonzero(summarized).max() < np.flatnonzero(~summarized).min()
 
 
 def test_a_stretch_has_the_median_of_usual_steps_and_the_longest_of_all() -> None:
@@ -83,7 +83,7 @@ def test_any_number_is_read(tmp_path: Path) -> None:
 
 
 def test_summaries_weigh_as_much_as_their_steps(tmp_path: Path) -> None:
-    """100 summarised steps of 10 ms outweigh some single ones of 50 ms, though there are more rows of these."""
+    """100 summarized steps of 10 ms outweigh some single ones of 50 ms, though there are more rows of these."""
     rows = history(pulse(tmp_path, [*[MadeStep(ms=10)] * 3000, *[MadeStep(ms=50)] * 2100]))
     assert (rows.num_steps > 1).sum() < 40
     assert usual_length_ns(rows) == 10 * MS

@@ -17,7 +17,7 @@ from shared import TRACES
 from ddpprof.load.run import load_run
 from ddpprof.pipeline.analysis import analysed
 from ddpprof.pipeline.entry import code_version
-from ddpprof.report.topics import RunSummary, decode, encode, merge_summaries, summarise_rank
+from ddpprof.report.topics import RunSummary, decode, encode, merge_summaries, summarize_rank
 from ddpprof.topics.steps.timeline import DrawnRank, StepTimeline, drawing_of
 
 
@@ -41,7 +41,7 @@ def paths() -> list[Any]:
 def test_what_is_decoded_is_what_was_encoded(path: Path) -> None:
     run = load_run(path)
     for rank in run.ranks:
-        summary = summarise_rank(rank, run.modules)
+        summary = summarize_rank(rank, run.modules)
         assert plain(decode(encode(summary), RunSummary)) == plain(summary)
         drawing = drawing_of(rank)
         assert drawing is not None
@@ -53,18 +53,18 @@ def test_what_is_decoded_is_what_was_encoded(path: Path) -> None:
 
 def test_a_summary_is_kilobytes() -> None:
     run = load_run(SAMPLE)
-    assert len(encode(summarise_rank(run.ranks[0], run.modules))) < 20_000
+    assert len(encode(summarize_rank(run.ranks[0], run.modules))) < 20_000
 
 
 def test_equal_summaries_are_equal_bytes() -> None:
     run = load_run(SAMPLE)
-    first, second = (encode(summarise_rank(run.ranks[0], run.modules)) for _ in range(2))
+    first, second = (encode(summarize_rank(run.ranks[0], run.modules)) for _ in range(2))
     assert first == second == encode(decode(first, RunSummary))
 
 
 def test_the_order_and_grouping_of_merges_change_nothing() -> None:
     run = load_run(SAMPLE.with_name("transformer-gloo-4ranks"))
-    a, b, c, d = (summarise_rank(rank, run.modules) for rank in run.ranks)
+    a, b, c, d = (summarize_rank(rank, run.modules) for rank in run.ranks)
     merged = encode(merge_summaries([a, b, c, d]))
     assert encode(merge_summaries([d, merge_summaries([c, a]), b])) == merged
     assert encode(merge_summaries([merge_summaries([b, d]), merge_summaries([a, c])])) == merged

@@ -95,7 +95,7 @@ def test_without_an_optimizer_after_it_reduction_ends_with_the_step() -> None:
             light(0, (30,), (50,), passes=(backward_pass((30,)), backward_pass((20,), module=1))), id="another-module"
         ),
         pytest.param(light(0, (), (), passes=(backward_pass((30,)), backward_pass((40,)))), id="no-forward-between"),
-        pytest.param(light(0, (30,), (50,), forwards=(forward(synchronises=False),)), id="not-synchronised"),
+        pytest.param(light(0, (30,), (50,), forwards=(forward(synchronizes=False),)), id="not-synchronized"),
     ],
 )
 def test_other_steps_do_not_count(other: RecordedStep) -> None:
@@ -103,7 +103,7 @@ def test_other_steps_do_not_count(other: RecordedStep) -> None:
 
 
 def test_backward_passes_before_the_one_that_is_reduced() -> None:
-    accumulating = (forward(0, 0, 9, 10, synchronises=False), forward(40, 40, 49, 50))
+    accumulating = (forward(0, 0, 9, 10, synchronizes=False), forward(40, 40, 49, 50))
     (step,) = observe_steps({0: [light(0, (60,), (70,), forwards=accumulating)]})
     assert step.backward_ns == 50
 
@@ -211,7 +211,7 @@ def test_a_step_of_two_reduced_passes_is_two_parts() -> None:
 
 
 def test_an_evaluation_inside_a_step_is_no_backward_pass() -> None:
-    evaluation = forward(15, 15, 19, 20, synchronises=False, has_gradients=False)
+    evaluation = forward(15, 15, 19, 20, synchronizes=False, has_gradients=False)
     (step,) = observe_steps({0: [light(0, (30,), (50,), forwards=(forward(0, 0, 9, 10), evaluation))]})
     assert step.num_accumulated == 1
 
@@ -225,7 +225,7 @@ def test_a_backward_pass_through_the_outputs_of_two_forwards_is_one_pass() -> No
 def test_accumulated_passes_are_counted_for_each_module() -> None:
     """Both modules run in each of three batches, and pairs of inputs go through the second one."""
     forwards = [
-        forward(start, start, start + 4, start + 5, module=module, synchronises=start == 40)
+        forward(start, start, start + 4, start + 5, module=module, synchronizes=start == 40)
         for start in (0, 20, 40)
         for module in (0, 1, 1)
     ]

@@ -34,7 +34,7 @@ def record(model: torch.nn.Module, steps: int = 30, every: int = 1, **settings: 
         if step > 11:
             module.begin_step(StepMode.LIGHT if step % every == 0 else StepMode.OFF)
         loss = ddp(torch.randn(4, 8)).sum()
-        module.synchronising_forward_is_over(1)
+        module.synchronizing_forward_is_over(1)
         loss.backward()
         module.passes()
     module.begin_step(StepMode.DONE)

@@ -98,7 +98,7 @@ def watched(said: list[Any], events: Events) -> WatchedSteps:
 
 
 @pytest.mark.usefixtures("watched")
-def test_an_optimizer_ends_a_step_that_has_synchronised(said: list[Any], events: Events) -> None:
+def test_an_optimizer_ends_a_step_that_has_synchronized(said: list[Any], events: Events) -> None:
     optimizer: Any = object()
     events.optimizer_ends(optimizer)
     events.forward_begins(SimpleNamespace(require_backward_grad_sync=True))  # type: ignore[arg-type]

@@ -90,7 +90,7 @@ def test_after_a_failure_nothing_waits_for_the_device(profiler: StepProfiler) ->
     profiler.begin_step(7)
     with emulate(blocks=True) as device:
         profiler.abandon()
-    assert (device.synchronised, profiler.running) == ([], False)
+    assert (device.synchronized, profiler.running) == ([], False)
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_during_the_capture_of_a_cuda_graph_nobody_waits_for_the_device(
         profiler._device.is_captured = True
         act(profiler)
         profiler._device.is_captured = False
-    assert (device.synchronised, toggled_by) == ([], [])
+    assert (device.synchronized, toggled_by) == ([], [])
 
 
 @pytest.mark.parametrize(("has_gpu", "toggled"), [(True, []), (False, ["MainThread"] * 2)])

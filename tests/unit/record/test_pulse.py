@@ -78,7 +78,7 @@ def test_a_backward_pass_through_two_modules_waits_after_the_last_gradient_of_bo
 
 
 @pytest.mark.parametrize(
-    ("reducer", "synchronises", "num_passes"),
+    ("reducer", "synchronizes", "num_passes"),
     [
         pytest.param(Reducer(3), False, 0, id="without-reduction"),
         pytest.param(None, True, 1, id="on-an-accelerator"),
@@ -86,9 +86,9 @@ def test_a_backward_pass_through_two_modules_waits_after_the_last_gradient_of_bo
     ],
 )
 def test_waiting_that_is_not_known(
-    reducer: Reducer | None, synchronises: bool, num_passes: int, pulse: PulseWriter, clock: Clock
+    reducer: Reducer | None, synchronizes: bool, num_passes: int, pulse: PulseWriter, clock: Clock
 ) -> None:
-    backward(pulse, clock, reducer, 10, synchronises)
+    backward(pulse, clock, reducer, 10, synchronizes)
     pulse.step_ends(1)
     assert decoded(pulse).steps.wait_ns.tolist() == [UNKNOWN]
     assert decoded(pulse).state.num_passes == num_passes

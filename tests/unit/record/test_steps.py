@@ -106,7 +106,7 @@ def test_steps_of_a_script_that_never_calls_ddp() -> None:
     assert [finder.optimizer_stepped(1) for _ in range(2)] == [False, False]
     finder.steps_without_forward()
     assert [finder.optimizer_stepped(one) for one in (1, 2, 1, 2)] == [True, True, False, True]
-    finder.forward_begins(0, synchronises=True)
+    finder.forward_begins(0, synchronizes=True)
     assert [finder.optimizer_stepped(2) for _ in range(2)] == [True, False]
 
 
@@ -116,10 +116,10 @@ def test_steps_of_a_script_that_never_calls_ddp() -> None:
         pytest.param("Fa Fa Fa", "Fa|Fa|Fa|", id="one-optimizer"),
         pytest.param("fffFa fffFa", "fffFa|fffFa|", id="accumulation-under-no-sync"),
         pytest.param("FFFFa FFFFa", "FFFFa|FFFFa|", id="accumulation-without-no-sync"),
-        pytest.param("fa fa Fa", "fafaFa|", id="local-steps-until-one-synchronises"),
+        pytest.param("fa fa Fa", "fafaFa|", id="local-steps-until-one-synchronizes"),
         pytest.param("Fab Fab Fab", "Fa|bFab|Fab|", id="two-optimizers"),
         pytest.param("0F1F1Fa b 0F1F1Fa b", "FFFa|bFFFab|", id="gan-of-one-backward-each"),
-        pytest.param("1Fa 0F1Fb 1Fa 0F1Fb", "Fa|FFb|FaFFb|", id="gan-that-synchronises-in-between"),
+        pytest.param("1Fa 0F1Fb 1Fa 0F1Fb", "Fa|FFb|FaFFb|", id="gan-that-synchronizes-in-between"),
         pytest.param("FaFaFaFb FaFaFaFb", "Fa|Fa|Fa|Fb|FaFaFaFb|", id="three-critic-steps-and-a-generator-step"),
         pytest.param("FaFaFa FbFbFb FaFaFa FbFb Fa", "Fa|Fa|Fa|Fb|Fb|Fb|FaFa|Fa|Fb|Fb|Fa|", id="two-models-in-turns"),
         pytest.param("FaFa FaFb FaFb FaFb", "Fa|Fa|Fa|Fb|FaFb|FaFb|", id="a-gan-whose-critic-trains-alone-first"),

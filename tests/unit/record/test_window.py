@@ -145,11 +145,11 @@ def test_no_step_ends_while_a_graph_is_captured(device: Device) -> None:
         training = Training()
         for step in range(20):
             if step in (10, 12, 13, 17):  # after each of these something would wait for the device
-                captured, waited = object(), len(device.synchronised)
+                captured, waited = object(), len(device.synchronized)
                 torch.cuda.CUDAGraph.capture_begin(captured)
                 training.step()
                 profiled = torch.autograd._profiler_enabled()
-                assert (len(device.synchronised), profiled) == (waited, step == 17)
+                assert (len(device.synchronized), profiled) == (waited, step == 17)
                 torch.cuda.CUDAGraph.capture_end(captured)
             else:
                 training.step()

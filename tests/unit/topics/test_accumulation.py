@@ -61,16 +61,16 @@ def test_each_module_counts_on_its_own() -> None:
         pytest.param(recorded(ready={0: (15,)}), 1, id="none"),
         pytest.param(twice((70, 80)), 2, id="reduced-every-time"),
         pytest.param(
-            recorded(forwards=(*[forward(synchronises=False)] * 3, forward()), ready={0: (15,)}), 4, id="without-sync"
+            recorded(forwards=(*[forward(synchronizes=False)] * 3, forward()), ready={0: (15,)}), 4, id="without-sync"
         ),
         pytest.param(
-            recorded(forwards=(forward(synchronises=False, has_gradients=False), forward()), ready={0: (15,)}), 1,
+            recorded(forwards=(forward(synchronizes=False, has_gradients=False), forward()), ready={0: (15,)}), 1,
             id="an-evaluation-is-no-batch",
         ),
         pytest.param(twice((30, 35), (70, 80)), 1, id="two-parts-of-a-gan"),
         pytest.param(
             recorded(
-                forwards=(*[forward(synchronises=False)] * 3, forward(), forward(module=1)), ready={0: (15,), 1: (16,)}
+                forwards=(*[forward(synchronizes=False)] * 3, forward(), forward(module=1)), ready={0: (15,), 1: (16,)}
             ),
             4,
             id="a-module-that-accumulates-beside-one-that-does-not",

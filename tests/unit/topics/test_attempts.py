@@ -10,7 +10,7 @@ from tables import ddp_module, record, recorded
 
 from ddpprof.model import Attempt, Record
 from ddpprof.statistics.between_runs import Shift
-from ddpprof.topics.attempts import AttemptChange, how_it_ended, summarise_attempts
+from ddpprof.topics.attempts import AttemptChange, how_it_ended, summarize_attempts
 from ddpprof.topics.failure import RankEnd
 
 
@@ -26,7 +26,7 @@ def of_steps(rank: int, *lengths: int, mode: str = "off", **changes: Any) -> Rec
 
 def test_an_attempt() -> None:
     one = attempt(0, of_steps(0, 10, 20, 60, host="a"), of_steps(1, 30, 40, host="b"), is_shown=True)
-    (summary,) = summarise_attempts([one])
+    (summary,) = summarize_attempts([one])
     assert (summary.attempt, summary.restarts, summary.world_size, summary.hosts) == (0, 0, 2, ("a", "b"))
     assert (summary.num_steps, summary.step_mode, summary.step_ns) == (3, "off", 30)  # 20, 30, 60
     assert (summary.after_first_ns, summary.changes, summary.step_change, summary.is_shown) == (0, (), None, True)
@@ -36,14 +36,14 @@ def test_steps_of_one_kind_are_compared() -> None:
     before = attempt(0, replace(of_steps(0), steps=(recorded(0, 0, 10, "off"), recorded(1, 0, 50, "light"))))
     without = attempt(1)
     after = attempt(2, of_steps(0, 70, mode="light"))
-    summaries = summarise_attempts([before, without, after])
+    summaries = summarize_attempts([before, without, after])
     assert [one.step_change for one in summaries] == [None, None, Shift(20.0, None, None)]
     assert [one.step_mode for one in summaries] == ["off", None, "light"]
     assert [one.after_first_ns for one in summaries] == [0, 1_000_000_000, 2_000_000_000]
 
 
 def test_a_difference_has_its_noise() -> None:
-    summaries = summarise_attempts([attempt(0, of_steps(0, 1, 2, 3, 4)), attempt(1, of_steps(0, 11, 12, 13, 14))])
+    summaries = summarize_attempts([attempt(0, of_steps(0, 1, 2, 3, 4)), attempt(1, of_steps(0, 11, 12, 13, 14))])
     assert summaries[1].step_change == Shift(10.0, 7.0, 13.0)
 
 
@@ -51,13 +51,13 @@ def test_what_changed() -> None:
     before = attempt(0, of_steps(0, host="a"), of_steps(1, host="b"))
     module = ddp_module((4, 4), ((0, 1),), bucket_cap_mb=5.0)
     after = attempt(2, replace(of_steps(0, host="a"), modules=(module,)))
-    assert summarise_attempts([before, attempt(1), after])[2].changes == (
+    assert summarize_attempts([before, attempt(1), after])[2].changes == (
         AttemptChange("ranks", "2", "1"),
         AttemptChange("hosts", "a, b", "a"),
         AttemptChange("buckets", "2 (4, 4 bytes)", "1 (8 bytes)"),
         AttemptChange("bucket_cap_mb", "25.0", "5.0"),
     )
-    assert summarise_attempts([before, attempt(1), after])[1].changes == ()
+    assert summarize_attempts([before, attempt(1), after])[1].changes == ()
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_what_changed() -> None:
     ],
 )
 def test_who_failed_for_another(ended: str | None, lost: bool) -> None:
-    (end,) = summarise_attempts([attempt(0, of_steps(3, ended=ended, host="a"))])[0].ends
+    (end,) = summarize_attempts([attempt(0, of_steps(3, ended=ended, host="a"))])[0].ends
     assert end == RankEnd(3, "a", ended, lost, pid=7, backend="gloo")
 
 
@@ -92,7 +92,7 @@ def test_who_failed_for_another(ended: str | None, lost: bool) -> None:
 )  # fmt: skip
 def test_how_an_attempt_ended(ends: tuple[str | None, ...], said: str) -> None:
     records = [of_steps(rank, ended=ended) for rank, ended in enumerate(ends)]
-    (summary,) = summarise_attempts([attempt(0, *records)])
+    (summary,) = summarize_attempts([attempt(0, *records)])
     assert how_it_ended(summary.ends) == said
 
 

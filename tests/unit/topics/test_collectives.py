@@ -22,7 +22,7 @@ from ddpprof.topics.collectives import (
     bus_factor,
     measure_link,
     shared_durations_ns,
-    summarise_collectives,
+    summarize_collectives,
 )
 from ddpprof.topics.ranks.own_time import measure_arrivals
 
@@ -41,7 +41,7 @@ def table(
     sizes: dict[int, dict[int, int]] | None = None,
 ) -> tuple[CollectiveSummary, ...]:
     matched = match_collectives(ranks)
-    return summarise_collectives(ranks, matched, measure_arrivals(ranks, matched, None), world_size, sizes)
+    return summarize_collectives(ranks, matched, measure_arrivals(ranks, matched, None), world_size, sizes)
 
 
 def test_one_class() -> None:

@@ -10,7 +10,7 @@ from ddpprof.load.run import load_run
 from ddpprof.model import UNKNOWN, Rank, Trace
 from ddpprof.topics.collective_matching import RankCollectives, match_collectives, rank_collectives
 from ddpprof.topics.ranks.clock import find_common_clock
-from ddpprof.topics.ranks.own_time import measure_arrivals, measure_progress, summarise_waiting
+from ddpprof.topics.ranks.own_time import measure_arrivals, measure_progress, summarize_waiting
 from ddpprof.topics.ranks.stragglers import find_stragglers
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces"
@@ -55,4 +55,4 @@ def test_the_clocks_are_found_under_one_host_name(run: str) -> None:
     arrivals = measure_arrivals(ranks, matched, clock)
     assert arrivals.last_rank is not None
     assert (arrivals.last_rank == UNKNOWN).all()  # all come at once
-    assert {one.total_waiting_ns for one in summarise_waiting(matched, arrivals)} == {0}
+    assert {one.total_waiting_ns for one in summarize_waiting(matched, arrivals)} == {0}

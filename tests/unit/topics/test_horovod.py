@@ -20,7 +20,7 @@ from ddpprof.render.sections import sections
 from ddpprof.render.terminal import render_terminal
 from ddpprof.report import Report
 from ddpprof.report.build import build_report
-from ddpprof.topics.horovod import ReductionParts, find_horovod_steps, last_rank, summarise_horovod
+from ddpprof.topics.horovod import ReductionParts, find_horovod_steps, last_rank, summarize_horovod
 
 STEP, NUM_STEPS = 10_000, 4
 
@@ -205,7 +205,7 @@ def test_steps_follow_the_repetition_of_the_gradients() -> None:
 
 
 def test_the_parts_of_a_reduction_add_up() -> None:
-    first, second = summarise_horovod(two_steps()).steps
+    first, second = summarize_horovod(two_steps()).steps
     # comm 12-20, 30-50; copies 25-30, 50-55; other 11-12; waiting 5-11 and 20-24; nothing 24-25
     assert first.reduction == parts(28, 10, 1, 10, 1)
     assert first.reduction.total_ns == 50 * US
@@ -215,23 +215,23 @@ def test_the_parts_of_a_reduction_add_up() -> None:
 
 def test_rank_0_is_done_when_its_own_tick_says_so() -> None:
     ops = [op("a", 10, 50, (51, 60), 60, ready={1: 10, 0: 50}), op("a", 100, 101, (102, 103), 103)]
-    assert summarise_horovod(timeline(*ops)).steps[0].trailing == parts(9, 0, 0, 0, 1)
+    assert summarize_horovod(timeline(*ops)).steps[0].trailing == parts(9, 0, 0, 0, 1)
 
 
 def test_a_timeline_that_ends_in_a_step_leaves_it_out() -> None:
     ops = [op(name, at, at + 1, (at + 2, at + 3), at + 3) for at in (10, 20, 30) for name in "ab"][:-1]
-    summary = summarise_horovod(timeline(*ops))
+    summary = summarize_horovod(timeline(*ops))
     assert [step.duration_ns for step in summary.steps] == [10_000, 10_000]
 
 
 def test_a_tensor_that_is_reduced_now_and_then_belongs_to_the_step_around_it() -> None:
     ops = [op("a", at, at + 1, (at + 2, at + 3), at + 3) for at in (10, 20, 30)]
-    summary = summarise_horovod(timeline(*ops, op("metric", 25, 26, (27, 28), 28)))
+    summary = summarize_horovod(timeline(*ops, op("metric", 25, 26, (27, 28), 28)))
     assert [step.num_tensors for step in summary.steps] == [1, 2, 1]
 
 
 def test_without_names_there_are_no_steps() -> None:
-    summary = summarise_horovod(timeline(op("noname.1", 1, 2, (3, 4), 4), op("noname.2", 5, 6, (7, 8), 8)))
+    summary = summarize_horovod(timeline(op("noname.1", 1, 2, (3, 4), 4), op("noname.2", 5, 6, (7, 8), 8)))
     assert (summary.steps, summary.cycle_ns) == ((), None)
 
 
@@ -258,14 +258,14 @@ def test_who_came_last_how_often_without_the_first_step() -> None:
         op("b", 111, 121, (122, 123), 123, ready={0: 119}),
         cycles=range(0, 200, 5),
     )
-    assert summarise_horovod(made).num_last == {0: 1}
-    assert summarise_horovod(replace(made, world_size=3)).num_last == {}
+    assert summarize_horovod(made).num_last == {0: 1}
+    assert summarize_horovod(replace(made, world_size=3)).num_last == {}
 
 
 @pytest.mark.skipif(not TIMELINE.exists(), reason="the traces of others are not part of the project: no ../shared")
 def test_a_real_timeline() -> None:
     """The numbers are those of an independent script that counts every microsecond."""
-    summary = summarise_horovod(load_horovod(TIMELINE))
+    summary = summarize_horovod(load_horovod(TIMELINE))
     assert [step.reduction for step in summary.steps] == [
         parts(19613, 1618, 490, 48842, 206), parts(18064, 346, 336, 2700, 10), parts(10519, 323, 390, 8048, 9),
         parts(17782, 349, 356, 8988, 13), parts(27036, 325, 389, 15879, 8), parts(7761, 353, 750, 2094, 2538),

@@ -19,7 +19,7 @@ from ddpprof.model import UNKNOWN, Kernel, Mark, Phase, Trace
 from ddpprof.report.build import build_report
 from ddpprof.topics.idle import Idle, blocks_of, find_gaps
 from ddpprof.topics.kernel_slowdown import measure_slowdown
-from ddpprof.topics.kernels import batches_of_kernels, summarise_kernels
+from ddpprof.topics.kernels import batches_of_kernels, summarize_kernels
 from ddpprof.topics.ranks.own_time import measure_progress
 from ddpprof.topics.steps.overlap import measure_overlap
 
@@ -189,7 +189,7 @@ def measured(made: Trace) -> dict[str, Any]:
         "idle": [idle_of(made, step) for step in STEPS],
         "overlap": [measure_overlap(made, step) for step in [*STEPS, None]],
         "progress": measure_progress(made),
-        "kernels": summarise_kernels(made, STEPS),
+        "kernels": summarize_kernels(made, STEPS),
         "slowdown": asdict(measure_slowdown(made)),
         "baseline": asdict(measure_slowdown(made, STEPS[:4], STEPS[4:])),
     }

@@ -6,7 +6,7 @@ import pytest
 from tables import trace
 
 from ddpprof.model import UNKNOWN, Kernel, Phase, Trace, Work
-from ddpprof.topics.kernels import KernelSummary, runs_of_kernels, summarise_kernels
+from ddpprof.topics.kernels import KernelSummary, runs_of_kernels, summarize_kernels
 
 F, B, X = Phase.FORWARD, Phase.BACKWARD, Phase.OTHER
 GEMM, ADD = Kernel("gemm", "[8,1,1] [128,1,1]"), Kernel("add", None, "[[4]]")
@@ -21,37 +21,37 @@ def durations(made: Trace, steps: list[int]) -> list[int]:
 
 def test_kernels_come_by_their_time() -> None:
     made = trace(compute=[(0, 10, F, 0, 0), (20, 50, B, 0, 1), (110, 120, F, 1, 0), (130, 145, F, 1, 0)], **TWO)
-    assert summarise_kernels(made, [0, 1]) == (
+    assert summarize_kernels(made, [0, 1]) == (
         KernelSummary(GEMM, "forward", num_steps=2, num_runs=3, total_ns=35, median_ns=10, spread=0.25),
         KernelSummary(ADD, "backward", num_steps=2, num_runs=1, total_ns=30, median_ns=30, spread=None),
     )
 
 
 def test_rates_are_per_step_that_was_looked_at() -> None:
-    (summary,) = summarise_kernels(trace(compute=[(0, 10, F, 0), (10, 15, F, 0)], **TWO), [0, 1])
+    (summary,) = summarize_kernels(trace(compute=[(0, 10, F, 0), (10, 15, F, 0)], **TWO), [0, 1])
     assert (summary.runs_per_step, summary.total_ns_per_step) == (1, 8)
 
 
 def test_only_the_given_steps_count() -> None:
     made = trace(compute=[(0, 10, F, 0, 0), (110, 130, F, 1, 0), (90, 95, X, -1, 0)], **TWO)
-    assert [(s.num_runs, s.total_ns) for s in summarise_kernels(made, [1])] == [(1, 20)]
-    assert summarise_kernels(made, []) == ()
+    assert [(s.num_runs, s.total_ns) for s in summarize_kernels(made, [1])] == [(1, 20)]
+    assert summarize_kernels(made, []) == ()
 
 
 def test_the_phase_is_the_one_of_most_of_its_time() -> None:
     made = trace(compute=[(0, 10, F, 0), (10, 20, F, 0), (20, 50, B, 0)], **TWO)
-    assert [summary.phase for summary in summarise_kernels(made, [0])] == [B.name.lower()]
+    assert [summary.phase for summary in summarize_kernels(made, [0])] == [B.name.lower()]
 
 
 def test_the_same_name_with_another_shape_is_another_kernel() -> None:
     other = Kernel("gemm", "[16,1,1] [128,1,1]")
     made = trace(compute=[(0, 10, F, 0, 0), (10, 40, F, 0, 1)], kernels=(GEMM, other), device="gpu")
-    assert [summary.kernel for summary in summarise_kernels(made, [0])] == [other, GEMM]
+    assert [summary.kernel for summary in summarize_kernels(made, [0])] == [other, GEMM]
 
 
 def test_long_names_are_kept_whole() -> None:
     kernel = Kernel("void at::native::" + "elementwise<" * 400)
-    (summary,) = summarise_kernels(trace(compute=[(0, 1, F, 0)], kernels=(kernel,), device="gpu"), [0])
+    (summary,) = summarize_kernels(trace(compute=[(0, 1, F, 0)], kernels=(kernel,), device="gpu"), [0])
     assert summary.kernel == kernel
 
 
@@ -69,7 +69,7 @@ def test_runs_come_in_order_of_launch() -> None:
 
 
 def test_work_without_identity_is_left_out() -> None:
-    assert summarise_kernels(trace(compute=[(0, 10, F, 0, UNKNOWN)], **TWO), [0]) == ()
+    assert summarize_kernels(trace(compute=[(0, 10, F, 0, UNKNOWN)], **TWO), [0]) == ()
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_work_without_identity_is_left_out() -> None:
 )
 def test_spread(lengths: list[int], spread: float | None) -> None:
     runs = [(100 * index, 100 * index + length, F, 0) for index, length in enumerate(lengths)]
-    (summary,) = summarise_kernels(trace(compute=runs, **TWO), [0])
+    (summary,) = summarize_kernels(trace(compute=runs, **TWO), [0])
     assert summary.spread == spread
 
 

@@ -53,9 +53,9 @@ def test_every_module_on_its_own() -> None:
 
 
 REDUCED = recorded(forwards=(forward(),), passes=(backward_pass([1]),), optimizers=((20, 21),))
-KEPT = recorded(forwards=(forward(synchronises=False),), optimizers=((20, 21),))
+KEPT = recorded(forwards=(forward(synchronizes=False),), optimizers=((20, 21),))
 EVALUATED = recorded(forwards=(forward(has_gradients=False),), optimizers=((20, 21),))
-ACCUMULATED = recorded(forwards=(forward(synchronises=False),))
+ACCUMULATED = recorded(forwards=(forward(synchronizes=False),))
 
 
 @pytest.mark.parametrize(

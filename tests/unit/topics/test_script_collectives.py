@@ -12,7 +12,7 @@ from ddpprof.topics.script_collectives import (
     Place,
     Purpose,
     measure_outside,
-    summarise_outside,
+    summarize_outside,
 )
 
 SIZES = [[400_000, 1000]]
@@ -143,14 +143,14 @@ def calls(exposed: int, num_calls: int = 1, place: Place = Place.AFTER_OPTIMIZER
 def test_the_summary_takes_medians_of_the_rank_that_exposes_least() -> None:
     waiting = [(calls(50),), (calls(70),), (calls(60),)]
     last = [(calls(9),), (calls(10, size=None),), (calls(11), calls(90, place=Place.FORWARD))]
-    assert summarise_outside([waiting, last]) == (calls(10, size=None),)
+    assert summarize_outside([waiting, last]) == (calls(10, size=None),)
 
 
 def test_the_summary_leaves_out_what_only_some_steps_or_ranks_do() -> None:
     every_other = [(calls(9),), ()]
-    assert summarise_outside([every_other, every_other]) == ()
-    assert summarise_outside([[(calls(9),)], [()]]) == ()
-    assert summarise_outside([[None], []]) is None
+    assert summarize_outside([every_other, every_other]) == ()
+    assert summarize_outside([[(calls(9),)], [()]]) == ()
+    assert summarize_outside([[None], []]) is None
 
 
 @pytest.mark.parametrize(

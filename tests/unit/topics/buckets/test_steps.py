@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from tables import backward_pass, collective, ddp_module, forward, recorded, trace
 
 from ddpprof.model import UNKNOWN, CollectiveKind, DdpModule, Mark, Phase, RecordedStep
-from ddpprof.topics.buckets.steps import BucketRow, BucketStep, measure_buckets, summarise_buckets
+from ddpprof.topics.buckets.steps import BucketRow, BucketStep, measure_buckets, summarize_buckets
 
 TWO = ddp_module((4, 4, 4), [[2, 1], [0]])
 READY = recorded(ready={0: (40, 30, 25)})
@@ -132,7 +132,7 @@ def test_a_bucket_without_gradients_is_never_ready() -> None:
 @pytest.mark.parametrize(
     ("modules", "step"),
     [
-        pytest.param([TWO], recorded(forwards=(forward(synchronises=False),), ready={0: (40, 30, 25)}), id="no-sync"),
+        pytest.param([TWO], recorded(forwards=(forward(synchronizes=False),), ready={0: (40, 30, 25)}), id="no-sync"),
         pytest.param([], READY, id="module-not-described"),
         pytest.param([TWO], recorded(ready={0: (40,)}), id="another-number-of-parameters"),
     ],
@@ -180,7 +180,7 @@ def row(step: int = 10, index: int = 0, origin: int = 0, **changes: int | None) 
 
 
 def test_one_row_is_its_own_median() -> None:
-    assert summarise_buckets([MODULE], {0: [row()]}, one_clock=True) == (
+    assert summarize_buckets([MODULE], {0: [row()]}, one_clock=True) == (
         BucketRow(
             module=0, index=0, num_bytes=23, num_parameters=2, first_parameter="p2", last_parameter="p1",
             first_ready_ns=5, ready_ns=20, launched_ns=21, started_ns=22, finished_ns=40, transfer_ns=18,
@@ -191,14 +191,14 @@ def test_one_row_is_its_own_median() -> None:
 
 def test_medians_are_over_steps_and_ranks() -> None:
     ranks = {0: [row(10, ready_ns=10), row(11, ready_ns=30)], 1: [row(10, ready_ns=20), row(11, ready_ns=None)]}
-    (summary,) = summarise_buckets([MODULE], ranks, one_clock=True)
+    (summary,) = summarize_buckets([MODULE], ranks, one_clock=True)
     assert summary.ready_ns == 20
     assert summary.slowest_parameter_delay_ns == 15
 
 
 def test_buckets_come_in_order_and_what_was_not_observed_is_none() -> None:
     absent = row(index=1, ready_ns=None, previous_ready_ns=None, started_ns=None, last_parameter=None)
-    first, second = summarise_buckets([MODULE], {0: [absent, row()]}, one_clock=True)
+    first, second = summarize_buckets([MODULE], {0: [absent, row()]}, one_clock=True)
     assert (first.index, second.index, second.num_bytes) == (0, 1, 100)
     assert (second.ready_ns, second.transfer_ns, second.slowest_parameter, second.slowest_parameter_delay_ns) == (
         None, None, None, None,
@@ -219,7 +219,7 @@ def test_transfer(spans: dict[int, list[tuple[int | None, int | None]]], transfe
         rank: [row(10 + step, started_ns=start, finished_ns=end) for step, (start, end) in enumerate(times)]
         for rank, times in spans.items()
     }
-    (summary,) = summarise_buckets([MODULE], ranks, one_clock=True)
+    (summary,) = summarize_buckets([MODULE], ranks, one_clock=True)
     assert summary.transfer_ns == transfer_ns
 
 
@@ -241,17 +241,17 @@ LATE = {0: [row(10, launched_ns=20), row(11, launched_ns=20), row(12, launched_n
     ],
 )  # fmt: skip
 def test_the_late_rank(ranks: dict, one_clock: bool, late: tuple[int | None, int | None]) -> None:
-    (summary,) = summarise_buckets([MODULE], ranks, one_clock)
+    (summary,) = summarize_buckets([MODULE], ranks, one_clock)
     assert (summary.late_rank, summary.late_by_ns) == late
 
 
 def test_no_rows_no_table() -> None:
-    assert summarise_buckets([MODULE], {0: [], 1: []}, one_clock=True) == ()
+    assert summarize_buckets([MODULE], {0: [], 1: []}, one_clock=True) == ()
 
 
 def test_medians_are_over_all_backward_passes_of_a_step() -> None:
     rows = [row(step, pass_index=index, ready_ns=20 + index) for step in (10, 11) for index in (0, 1, 2)]
-    (summary,) = summarise_buckets([MODULE], {0: rows}, one_clock=True)
+    (summary,) = summarize_buckets([MODULE], {0: rows}, one_clock=True)
     assert (summary.num_passes, summary.ready_ns) == (3, 21)
 
 
@@ -260,11 +260,11 @@ def test_ranks_are_compared_pass_by_pass() -> None:
         0: [row(10, pass_index=0, launched_ns=20), row(10, pass_index=1, launched_ns=90)],
         1: [row(10, pass_index=0, launched_ns=24), row(10, pass_index=1, launched_ns=94)],
     }
-    (summary,) = summarise_buckets([MODULE], ranks, one_clock=True)
+    (summary,) = summarize_buckets([MODULE], ranks, one_clock=True)
     assert (summary.late_rank, summary.late_by_ns) == (1, 4)
 
 
 def test_sparse_gradients_have_no_size() -> None:
     sparse = replace(MODULE, parameters=tuple(replace(one, is_sparse=True) for one in MODULE.parameters))
-    (summary,) = summarise_buckets([sparse], {0: [row()]}, one_clock=True)
+    (summary,) = summarize_buckets([sparse], {0: [row()]}, one_clock=True)
     assert summary.num_bytes is None

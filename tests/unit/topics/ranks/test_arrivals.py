@@ -12,7 +12,7 @@ from ddpprof.intervals import Spans, subtract, union
 from ddpprof.model import NO_STEP, UNKNOWN, ProcessGroup
 from ddpprof.topics.collective_matching import RankCollectives, match_collectives
 from ddpprof.topics.ranks.clock import find_common_clock
-from ddpprof.topics.ranks.own_time import Arrivals, RankWaiting, measure_arrivals, summarise_waiting
+from ddpprof.topics.ranks.own_time import Arrivals, RankWaiting, measure_arrivals, summarize_waiting
 
 MS = 1_000_000
 THREE = [
@@ -29,7 +29,7 @@ def arrivals(ranks: list[RankCollectives], with_clock: bool = True) -> Arrivals:
 
 def waiting(ranks: list[RankCollectives]) -> tuple[RankWaiting, ...]:
     matched = match_collectives(ranks)
-    return summarise_waiting(matched, measure_arrivals(ranks, matched, find_common_clock(ranks, matched)))
+    return summarize_waiting(matched, measure_arrivals(ranks, matched, find_common_clock(ranks, matched)))
 
 
 def lists(*columns: Any) -> list[Any]:
@@ -111,13 +111,13 @@ def test_of_ranks_that_come_at_once_none_is_the_last() -> None:
     arrivals = measure_arrivals(ranks, matched, find_common_clock(ranks, matched))
     assert arrivals.last_rank is not None
     assert arrivals.last_rank.tolist() == [UNKNOWN, UNKNOWN]
-    assert [one.num_last for one in summarise_waiting(matched, arrivals)] == [0, 0]
+    assert [one.num_last for one in summarize_waiting(matched, arrivals)] == [0, 0]
 
 
 def test_waiting_in_collectives_at_once_counts_once_in_a_step() -> None:
     ranks = [rank(0, call(0, 100), call(10, 110)), rank(1, call(80, 100), call(90, 110))]
     matched = match_collectives(ranks)
-    waiting = summarise_waiting(matched, measure_arrivals(ranks, matched, None))
+    waiting = summarize_waiting(matched, measure_arrivals(ranks, matched, None))
     assert [one.waiting_per_step_ns for one in waiting] == [90, 0]
     assert [one.total_waiting_ns for one in waiting] == [160, 0]
 
@@ -127,5 +127,5 @@ def test_exposed_is_the_waiting_under_which_nothing_is_computed() -> None:
     matched = match_collectives(ranks)
     computes = Spans(np.array([20, 85]), np.array([50, 200]))
     exposed = {one.rank: subtract(union(one.collectives.start_ns, one.collectives.end_ns), computes) for one in ranks}
-    waiting = summarise_waiting(matched, measure_arrivals(ranks, matched, None), exposed)
+    waiting = summarize_waiting(matched, measure_arrivals(ranks, matched, None), exposed)
     assert [one.exposed_waiting_ns for one in waiting] == [20 + 35, 0]  # it waits from 0 to 90

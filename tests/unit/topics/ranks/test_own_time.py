@@ -31,7 +31,7 @@ def parts(rows: tuple[StepProgress, ...]) -> list[tuple[int, ...]]:
     return [(row.data_ns, row.forward_ns, row.backward_ns, row.optimizer_ns, row.other_ns) for row in rows]
 
 
-def test_from_one_synchronisation_to_the_arrival_at_the_next() -> None:
+def test_from_one_synchronization_to_the_arrival_at_the_next() -> None:
     first, second = measure_progress(trace(steps=TWO, host=HOST, comm=SYNC, epoch=1000))
     assert first == StepProgress(10, True, 100, 1050, 10, 20, 20, 0, 0)
     # from 70: 2 other, 8 optimizer, 20 other, 10 data, 20 forward, 20 backward with the loss
@@ -221,7 +221,7 @@ def test_parts_of_a_step() -> None:
         pytest.param({"optimizers": ((80, 90), (82, 88))}, (10, 18, 30, 10, 12), id="one-optimizer-inside-another"),
         pytest.param({"data_ns": None}, (0, 18, 30, 10, 22), id="data-not-observed"),
         pytest.param(
-            {"forwards": (forward(12, 14, 19, 20, synchronises=False), forward(30, 31, 39, 40))},
+            {"forwards": (forward(12, 14, 19, 20, synchronizes=False), forward(30, 31, 39, 40))},
             (10, 18, 30, 10, 12),
             id="gradients-accumulate",
         ),
@@ -240,7 +240,7 @@ def test_parts_of_unusual_steps(changes: dict[str, Any], expected: tuple[int, ..
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param({"ready": {}}, id="nothing-was-synchronised"),
+        pytest.param({"ready": {}}, id="nothing-was-synchronized"),
         pytest.param({"ready": {0: (None, None)}}, id="no-gradients"),
         pytest.param({"forwards": ()}, id="recording-was-off"),
     ],

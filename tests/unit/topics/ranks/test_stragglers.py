@@ -275,7 +275,7 @@ def test_modules_stand_apart() -> None:
         pytest.param({0: [step(1, (30, 20, 10))], 1: [step(1, (30, 20))]}, id="another-number-of-parameters"),
         pytest.param({rank: [step(1, (30,), module=5)] for rank in range(2)}, id="a-module-that-nobody-described"),
         pytest.param(
-            {r: [recorded(1, ready={0: (3, 2, 1)}, forwards=(forward(synchronises=False),))] for r in range(2)},
+            {r: [recorded(1, ready={0: (3, 2, 1)}, forwards=(forward(synchronizes=False),))] for r in range(2)},
             id="no-sync",
         ),
     ],
