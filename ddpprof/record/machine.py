@@ -85,7 +85,7 @@ class MemoryNotes:
 
 
 class PeakNotes(Listener):
-    """Records in which part of a step the peaks of memory grow. Bound in the first steps of the training."""
+    """Records in which part of a step the peaks of memory grow. It listens in the first steps of the training only."""
 
     def __init__(self, memory: MemoryNotes) -> None:
         self._memory = memory
