@@ -1,6 +1,7 @@
 """How often is what a report advises right? Share of cases, and what the first fix promised and gave.
 
     found      the planted cause is among the first two findings; of the cases in which it costs time
+    widening   the factor on a rule's predicted intervals with which 95 % of the measured gains are inside
     uncertain  the report says that it is worth trying, not that it is the first fix
     confirmed  the first fix shortens the step beyond noise, by as much as was promised at least, or more
     inside     the measured gain's interval meets the promised one, or for a bound, ends below it
@@ -14,6 +15,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -62,17 +64,35 @@ def measure(recordings: Path) -> dict[str, Any]:
     }
 
 
-def _by_rule(tried: Sequence[dict[str, Any]]) -> dict[str, list[int]]:
-    """Return for each rule how many trials of it came to a verdict, and how many of these confirmed it."""
+def _by_rule(tried: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    """Return for each rule how many trials of it came to a verdict, how many confirmed it, and the widening."""
     decided = [one for one in tried if one["verdict"] != "cannot tell" and one["planted_by_script"] is False]
     rules = sorted({one["first_fix"] for one in decided})
     return {
         rule: [
             sum(one["first_fix"] == rule for one in decided),
             sum(one["first_fix"] == rule and one["verdict"] == "confirmed" for one in decided),
+            _widening([one for one in decided if one["first_fix"] == rule]),
         ]
         for rule in rules
     }
+
+
+def _widening(tried: Sequence[dict[str, Any]]) -> float:
+    """Return the factor on predicted intervals with which 95 % of the measured gains are inside; at least 1."""
+    needed = sorted(_needed(one["promised_ms"], one["measured_ms"]) for one in tried if len(one["promised_ms"]) > 1)
+    return round(max(1.0, needed[ceil(_INSIDE * len(needed)) - 1]), 2) if needed else 1.0
+
+
+_INSIDE = 0.95
+
+
+def _needed(promised_ms: Sequence[float], measured_ms: Sequence[float]) -> float:
+    """Return the factor with which a predicted interval reaches the measured one."""
+    (gain, low, high), (_, least, most) = promised_ms, measured_ms
+    if most < low:
+        return (gain - most) / (gain - low)
+    return (least - gain) / (high - gain) if least > high > gain else 1.0
 
 
 def _of_case(plant: str | None, made: dict[str, Any]) -> dict[str, Any]:

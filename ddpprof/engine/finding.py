@@ -96,8 +96,12 @@ _RIGHT = 0.8
 
 
 class Tried(NamedTuple):
+    """How often trials confirmed a rule, and how much wider its predicted intervals must be."""
+
     num_cases: int
     num_confirmed: int
+    widening: float = 1.0
+    """factor on both sides of a predicted interval with which 95 % of the measured gains are inside; at least 1"""
 
 
 TRACK_RECORD: Mapping[str, Tried] = {
@@ -107,6 +111,19 @@ TRACK_RECORD: Mapping[str, Tried] = {
     "trailing-communication": Tried(19, 19),
 }
 """trials of each rule with a clear result, from `analyses/advice/results.json`; other rules have not been tried"""
+
+
+def calibrated(rule: str, predicted: Predicted) -> Predicted:
+    """Return the prediction with its interval widened as the trials of the rule require."""
+    tried = TRACK_RECORD.get(rule)
+    if tried is None or tried.widening == 1:
+        return predicted
+    gain_ns, low_ns, high_ns = predicted.gain_ns, predicted.low_ns, predicted.high_ns
+    return Predicted(
+        gain_ns,
+        round(gain_ns - tried.widening * (gain_ns - low_ns)),
+        round(gain_ns + tried.widening * (high_ns - gain_ns)),
+    )
 
 
 def is_trusted(rule: str) -> bool:

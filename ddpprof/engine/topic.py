@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
-from ddpprof.engine.finding import Finding, Predicted, Predictions, within
+from ddpprof.engine.finding import Finding, Predicted, Predictions, calibrated, within
 from ddpprof.engine.numbers import Declared, declared_in
 from ddpprof.errors import DdpprofError
 from ddpprof.layout import ABSENT, Column, Section, Table, clean, megabytes, ms, notes
@@ -364,11 +364,19 @@ def in_order(findings: Iterable[Finding], view: View, advice: Mapping[str, str])
 
 
 def _bounded(finding: Finding) -> Finding:
-    """Return the finding with its gain limited to `cause_ns`."""
-    if finding.cause_ns is None or finding.gain_ns is None:
+    """Return the finding with a calibrated prediction, and with its gain limited to `cause_ns`."""
+    if finding.gain_ns is None:
         return finding
-    predicted = None if finding.predicted is None else within(finding.predicted, finding.cause_ns)
-    return replace(finding, gain_ns=min(finding.gain_ns, finding.cause_ns), predicted=predicted)
+    gain_ns, predicted = finding.gain_ns, finding.predicted
+    if predicted is not None:
+        wider = calibrated(finding.rule, predicted)
+        gain_ns = gain_ns if wider is predicted else max(gain_ns, wider.high_ns)
+        predicted = within(wider, finding.cause_ns)
+    return replace(
+        finding,
+        gain_ns=gain_ns if finding.cause_ns is None else min(gain_ns, finding.cause_ns),
+        predicted=predicted,
+    )
 
 
 def _measured(finding: Finding, view: View) -> Finding:

@@ -210,6 +210,15 @@ def test_a_rule_that_is_often_wrong_is_worth_trying_but_not_first(monkeypatch: p
     assert [one.rule for one in in_order([tried, right], observed(), {})] == ["often-wrong", "right"]
 
 
+def test_the_interval_of_a_rule_whose_gains_were_often_outside_is_wider(monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = Finding("rule", "", "", "", 12 * MS, predicted=Predicted(10 * MS, 8 * MS, 12 * MS), cause_ns=13 * MS)
+    (before,) = in_order([finding], observed(), {})
+    assert before.predicted == finding.predicted
+    monkeypatch.setattr("ddpprof.engine.finding.TRACK_RECORD", {"rule": Tried(20, 18, widening=2.5)})
+    (after,) = in_order([finding], observed(), {})
+    assert after.predicted == Predicted(10 * MS, 5 * MS, 13 * MS), "no change saves more than its cause"
+
+
 def test_what_was_tried_in_vain_is_noise() -> None:
     change = ddp_change(None, static_graph=True)
     finding = Finding("rule", "", "", "", 9 * MS, change=change)
