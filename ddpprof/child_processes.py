@@ -57,8 +57,8 @@ def safe_path() -> Iterator[None]:
 def start_resource_tracker() -> None:
     """Start `multiprocessing`'s resource tracker so that it ignores SIGHUP.
 
-    When a terminal closes, all its processes receive SIGHUP. Otherwise, `multiprocessing` would then start a second
-    tracker, which prints an error for every resource that was registered with the first one.
+    When a terminal closes, all its processes receive SIGHUP. If the signal ended the tracker, `multiprocessing` would
+    start a second one, which prints an error for every resource that was registered with the first one.
     """
     from multiprocessing import resource_tracker
 

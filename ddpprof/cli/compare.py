@@ -91,7 +91,11 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="with --env: number of runs in each environment (%(default)s)",
     )
-    add("--brief", action="store_true", help="print one JSON object of at most 4 kB: what changed, and the limits")
+    add(
+        "--brief",
+        action="store_true",
+        help="print one JSON object of at most 4 kB: the changes, and the results of --fail-on",
+    )
     add_output_options(parser)
     add_reading_options(parser)
     parser.set_defaults(run_words=run_compare)

@@ -14,11 +14,11 @@ else:
 
 
 class TransformersCallback(TrainerCallback):
-    """Record the training of ``trainer.train()`` into a run directory.
+    """Record a call of ``trainer.train()`` into a run directory.
 
     Takes the same arguments as `ddpprof.profile`. Recording ends when training ends. The Trainer does not report
-    exceptions to callbacks: if an exception ends training, recording ends when the next training starts, or with the
-    process.
+    exceptions to callbacks: if an exception ends training, recording ends when ``train()`` is called again or when
+    the process exits.
     """
 
     def __init__(self, out: str, **options: Any) -> None:

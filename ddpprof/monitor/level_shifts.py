@@ -1,4 +1,4 @@
-"""Detect online from which step on steps take longer, and by how much.
+"""Detect, while the job runs, the step at which step times begin to increase, and by how much.
 
     value       log of the step time, mean of two consecutive steps, because in some jobs every second step is longer
     level       median of the last 512 values of normal steps, or of the last 192 if that is less
@@ -234,7 +234,7 @@ class LevelShifts:
             self._refresh()
 
     def _first_change(self, begin: int) -> int | None:
-        """Return the number of pending values, greater than `begin`, after which a change is first detected."""
+        """Return the smallest number of pending values above `begin` after which a change is detected."""
         window = self._counts.window
         first = max(begin + 1, window)
         if self._level is None or first > len(self._pending):

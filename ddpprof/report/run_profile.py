@@ -86,10 +86,10 @@ class KnownRun:
 
 
 def profile_run(run: KnownRun, benches: Benches = NO_BENCHES, without: Collection[int] = ()) -> Profiled:
-    """Build the profile of a run from its record if that contains bucket times, as on CPU, otherwise from its traces.
+    """Build the profile of a run, from its record if it contains bucket times (as on CPU), otherwise from its traces.
 
-    `without`: ranks that are assumed to compute like the other ranks. Raises `DdpprofError` if the run has not enough
-    data; the message says what to record.
+    `without`: ranks that are assumed to compute like the other ranks. Raises `DdpprofError` if the run does
+    not have enough data; the message says what to record.
     """
     run = run.of_known_modules()
     of_all = _profile_run(run, benches)
@@ -280,8 +280,8 @@ def _networks(own: Network | None, benches: Benches, training: Training) -> tupl
     if training.world_size < 2:
         if bench is None:
             raise DdpprofError(
-                "the run has only one rank, so it sends nothing. Measure a network with ddpprof netbench, "
-                "and pass it as --network FILE."
+                "the run has only one rank, so it sends nothing. Measure a network with ddpprof netbench, and pass the "
+                "resulting file: --network FILE."
             )
         return replace(bench, link=Link(NOTHING, at_once=bench.link.at_once), world_size=1), bench
     if own is None:

@@ -1,8 +1,8 @@
 """The list of topics, their results for each rank and for the run, and the tables of a report.
 
-A summary contains the contribution of one or more ranks to a report: a few kilobytes, after which traces and records
-are no longer needed. Each rank is summarized independently, so that several processes or machines can share the work.
-Summaries can be merged in any order and grouping, with bit-identical results.
+A summary contains the contribution of one or more ranks to a report. It takes a few kilobytes, and once it exists, the
+traces and records are no longer needed. Each rank is summarized independently, so that several processes or machines
+can share the work. Summaries can be merged in any order and grouping, with bit-identical results.
 
 The measures of each topic are stored as compressed msgpack, in which equal objects have equal bytes. Columns of times
 are stored as differences, which compress well. Only the version of ddpprof that wrote the measures reads them, because

@@ -162,7 +162,7 @@ def copies_differ(replicas: Replicas, view: View) -> Iterator[Finding]:
 
 
 def unfrozen_parameters(replicas: Replicas, view: View) -> Iterator[Finding]:
-    """Report trained parameters that were frozen when DDP was constructed, so that DDP does not average them."""
+    """Report trained parameters that DDP does not average because they were frozen when DDP was constructed."""
     if not replicas.unfrozen or (view.group_size or view.world_size or 1) < 2:
         return
     yield Finding(

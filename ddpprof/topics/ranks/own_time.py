@@ -8,10 +8,10 @@ This needs no common clock, and shows a late rank even though all steps take equ
 Waits are excluded because another rank causes them. For example, in the forward all ranks wait for the buffers of rank
 0. The own time of a step after a gap in the trace starts with the step, so it lacks the previous step's optimizer.
 
-On CPU, the training thread waits in collectives outside the backward pass from their call to their end, except while it
-computes. It waits for gradients while it is in none of the parts below. On an accelerator, the device waits while only
-communication runs. It waits for gradients, which are first needed by the optimizer, only while the next kernel has been
-launched but has not started. A gap before a kernel that was launched late counts as part of that kernel's phase.
+On CPU, the time from the call to the end of a collective outside the backward pass is waiting, except for computation
+in it. Time that belongs to none of the parts below is waiting for gradients. On an accelerator, time in which only
+communication runs is waiting. It is waiting for gradients, which the optimizer needs first, only if the next kernel has
+been launched but has not started. A gap before a kernel that was launched late belongs to that kernel's phase.
 
     data        waiting for the DataLoader; on an accelerator, only while the device is idle
     forward     DistributedDataParallel.forward
