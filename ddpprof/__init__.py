@@ -3,7 +3,7 @@
     with ddpprof.profile("runs/a"):
         train()
 
-``with ddpprof.watch("runs/a")`` only keeps a short record of every step, with an overhead of microseconds per step.
+``with ddpprof.watch("runs/a")`` keeps only a short record of every step, at a cost of a few microseconds per step.
 
 To record a script without editing it, run ``ddpprof trace train.py`` on the command line. To get the numbers of a run:
 
@@ -12,7 +12,7 @@ To record a script without editing it, run ``ddpprof trace train.py`` on the com
 ``report.tables`` contains its numbers as Arrow tables. Notebooks display reports, and the results of
 `ddpprof.compare_reports` and `ddpprof.whatif`, as HTML.
 
-To use single parts of ddpprof, or the command line from Python:
+To use individual parts of ddpprof, or the command line from Python:
 
     trace: ddpprof.Trace = ddpprof.load_trace("rank0.pt.trace.json.gz")       one trace of torch.profiler as tables
     overlap = ddpprof.measure_overlap(trace, step=0)                          or of the whole trace with ``step=None``
@@ -21,7 +21,7 @@ To use single parts of ddpprof, or the command line from Python:
     exit_code = ddpprof.main(["whatif", "runs/a", "--bucket-cap-mb", "50"])
 
 `ddpprof.hooks` provides communication hooks for DDP. A process that only reads many traces can first call
-`give_back_large_arrays`, so that freed memory is returned to the system.
+`give_back_large_arrays`, which makes it return freed memory to the system.
 
 Unreadable input raises `ddpprof.DdpprofError`, whose message says what is wrong and what to do. Times are in ns, sizes
 in bytes.

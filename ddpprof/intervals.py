@@ -1,6 +1,6 @@
 """Vectorized union, intersection and difference of time spans.
 
-Every set of spans is a `Spans`: half-open, sorted and disjoint, without empty spans, and with touching spans merged.
+Every set of spans is a `Spans`: its spans are half-open, sorted, disjoint and not empty, and adjacent spans are merged.
 The length of a union is therefore the sum of the lengths, and equal sets have equal arrays.
 """
 

@@ -304,7 +304,7 @@ def _is_locked_by_nobody(descriptor: int) -> bool:
 
 @contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """Yield a path of the same file that is short enough for a socket. Raises ``OSError``."""
+    """Yield a path to the same file that is short enough for a socket. Raises ``OSError``."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"

@@ -324,7 +324,7 @@ def say_how_long(seconds: float) -> None:
 
 
 def run_trials(directory: Path, experiment: Experiment, without: Container[int] = ()) -> bool:
-    """Run the trials, except those of the variants `without`. Return True if the user interrupted them."""
+    """Run the trials, except those of the variants in `without`. Return True if the user interrupted them."""
     from datetime import timedelta
     from statistics import median
 

@@ -14,7 +14,7 @@ _LONGEST_LINE = 2000
 class _Choices:
     """Output options of this process.
 
-    Not a dataclass, because importing `dataclasses` takes a fifth of the time of ``--help``.
+    Not a dataclass, because importing `dataclasses` accounts for a fifth of the run time of ``--help``.
     """
 
     is_quiet: bool = False

@@ -83,7 +83,7 @@ def run_tensorboard(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _ended_like_ctrl_c() -> Iterator[list[int]]:
-    """Handle SIGTERM and SIGHUP, unless ignored (nohup), like Ctrl-C. Yield a list of the signals received."""
+    """Handle SIGTERM and SIGHUP like Ctrl-C, unless they are ignored (nohup). Yield a list of the signals received."""
     came: list[int] = []
 
     def end(number: int, _frame: FrameType | None) -> None:

@@ -109,7 +109,7 @@ def _about_end(path: Path, overview: Overview) -> str:
 
 
 def _show_live(path: Path, every_s: float, console: Console) -> None:
-    """Show the view until the user presses q. Restore the terminal in any case."""
+    """Show the view until the user presses q. The terminal is always restored."""
     from rich.live import Live
 
     from ddpprof.render.top import ORDERS, rows_that_fit, top_view

@@ -5,7 +5,7 @@ lightly recorded steps if one of the runs has no profiled steps. Each run is one
 
     noise of a median = 1.57 × (3rd quartile - 1st quartile) / sqrt(runs)      (McGill, Tukey, Larsen 1978)
 
-Two medians differ beyond noise if their difference is larger than the sum of both noises.
+Two medians differ beyond noise if their difference is larger than the sum of the noise of both.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ NOTICEABLE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class MetricChange:
-    """One measure of both jobs, in ns per step. The change is B minus A: a positive value is slower."""
+    """One measure of both jobs, in ns per step. The change is B minus A: a positive value means that B is slower."""
 
     metric: str
     a_ns: int | None
@@ -209,7 +209,7 @@ class Comparison(ShownInNotebooks):
 def compare(a: RunSet, b: RunSet, asked: Sequence[str] = ("step",)) -> Comparison:
     """Compare two jobs.
 
-    The intervals of the `asked` measures hold simultaneously, and so do the intervals of all other measures.
+    The confidence intervals of the `asked` measures are simultaneous, and so are those of all other measures.
     """
     metrics = _metrics(a.reports, b.reports, asked)
     slower, why_not = _kernels(a, b)
@@ -333,7 +333,7 @@ def _light(report: Report) -> list[LightStepReport]:
 
 
 def _by_step(steps: Iterable[_StepT], value: Callable[[_StepT], int | None]) -> list[float]:
-    """Return one value per step: the mean over the ranks for which it is known."""
+    """Return one value per step: the mean over the ranks that have a value."""
     found: dict[int, list[int]] = {}
     for step in steps:
         measured = value(step)

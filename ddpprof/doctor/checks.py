@@ -51,7 +51,7 @@ def skip(name: str, reason: str) -> CheckResult:
 
 
 class CannotCheck(Exception):
-    """A check could not be completed. It fails with this message."""
+    """Raised if a check cannot be completed. The check then fails with this message."""
 
 
 @dataclass(frozen=True, slots=True)

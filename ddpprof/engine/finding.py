@@ -27,10 +27,10 @@ class Predicted:
 
 
 def within(predicted: Predicted, cause_ns: int | None) -> Predicted:
-    """Limit the prediction to `cause_ns`: the time that, according to the measurements, the change can remove at most.
+    """Limit the prediction to `cause_ns`: the maximum time that the change can remove according to the measurements.
 
-    There is no limit if `cause_ns` is ``None``. A prediction may exceed the limit, because prediction and measurement
-    may be based on different steps.
+    There is no limit if `cause_ns` is ``None``. A prediction may exceed the limit, because it may be based on different
+    steps than the measurement.
     """
     if cause_ns is None:
         return predicted
@@ -127,9 +127,8 @@ def calibrated(rule: str, predicted: Predicted) -> Predicted:
 
 
 def is_trusted(rule: str) -> bool:
-    """Return True if the rule may be recommended first.
-
-    This is so if no trials of the rule are known, or if at least 80 % of them confirmed its advice.
+    """Return True if the rule may be recommended first. This is the case if no trials of the rule are known, or if at
+    least 80 % of them confirmed its advice.
     """
     tried = TRACK_RECORD.get(rule)
     return tried is None or tried.num_confirmed >= _RIGHT * tried.num_cases

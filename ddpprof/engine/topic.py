@@ -41,8 +41,8 @@ _WORTH_SAYING = 0.01
 class View:
     """The data of a run that rules use.
 
-    Times are in ns per step: means over the usual steps, on the rank on which they are lowest. On other ranks, they
-    include waiting for a slower rank.
+    Times are in ns per step. They are means over the usual steps on the rank with the lowest time, because the times of
+    other ranks include waiting for a slower rank.
     """
 
     world_size: int | None
@@ -118,7 +118,7 @@ class View:
         return self.modules[index] if 0 <= index < len(self.modules) else None
 
     def worth(self, gain_ns: int | None, predicted: Predicted | None = None) -> bool:
-        """Return True if both gains, as far as they are known, are large enough for a finding.
+        """Return True if every known gain is large enough for a finding.
 
         `gain_ns`: measured upper bound of the gain.
         """
@@ -326,15 +326,15 @@ def find(view: View, topics: Iterable[Topic[Any, Any]]) -> tuple[Finding, ...]:
 
 
 def in_order(findings: Iterable[Finding], view: View, advice: Mapping[str, str]) -> tuple[Finding, ...]:
-    """Sort findings: first broken or distorted training, then gains, then other findings, and noise last.
+    """Sort the findings: errors that break or distort training, then gains, then other findings, then noise.
 
-    Among the gains, changes that do not affect the results of training come before changes that round gradients, and
-    rules that were often not confirmed come after both. Gains that only a replay could predict come last if the run
-    could not be replayed. Among the noise, changes that are worth trying come first, and among these, changes that
-    round gradients come last.
+    Among the gains, changes that do not affect the results of training come before changes that round gradients. Rules
+    that trials often did not confirm come after both. Gains that only a replay could predict come last if the run could
+    not be replayed. Among the noise, changes that are worth trying come first; of these, changes that round gradients
+    come last.
 
-    If several findings recommend the same change, only the first of them is returned. Such rules use the same entry of
-    `Predictions`. `advice`: advice that replaces a rule's own advice, by rule.
+    If several findings recommend the same change, only the first of them is returned. The rules of such findings use
+    the same entry of `Predictions`. `advice`: advice that replaces a rule's own advice, by rule.
     """
     found: dict[object, Finding] = {}
     for finding in findings:

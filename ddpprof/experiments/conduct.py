@@ -54,7 +54,8 @@ _ALONE_STEPS = 4
 def open_experiment(directory: Path, experiment: Experiment, force: bool) -> None:
     """Create `directory`, or continue its experiment if the plan is the same. Raises `RunExists` and `CannotRecord`.
 
-    With `force`, replace an experiment with another plan. Folders that are not trials of an experiment are kept.
+    With `force`, replace an experiment that has a different plan. Folders that are not trials of an experiment are
+    kept.
     """
     with writing(directory, CannotRecord):
         if is_experiment(directory):
@@ -145,9 +146,8 @@ def _successful_end(folder: Path) -> TrialEnd | None:
 def conduct(
     directory: Path, experiment: Experiment, trials: Iterable[Trial]
 ) -> Iterator[tuple[Trial, TrialEnd | None]]:
-    """Run `trials`, and yield each trial with how it ended.
-
-    If a trial is interrupted, yield it with ``None`` and return.
+    """Run `trials`, and yield each trial and how it ended. If a trial is interrupted, yield the trial and ``None``, and
+    return.
 
     A variant that has failed is left out of later rounds. A trial is ended if it takes `_MUCH_LONGER` times as long as
     any successful trial before it. Raises `CannotRecord`.

@@ -227,7 +227,7 @@ def _wrapper(ranks: Sequence[RankReport], scale: float) -> WrapperParts:
 
 
 def timed_blocks(ranks: Sequence[Record], mode: StepMode = StepMode.OFF) -> tuple[Steps, ...]:
-    """Return blocks of consecutive steps that every rank has. The time of a step is the mean over the ranks.
+    """Return blocks of consecutive steps that all ranks have. The time of a step is the mean over the ranks.
 
     Without DDP, ranks do not wait for each other, so waiting for the slowest rank counts as overhead of DDP. On an
     accelerator, the host runs ahead and only the start and end of a block are known, so a block is returned as one step
@@ -311,8 +311,8 @@ def match_losses(as_it_is: Sequence[Losses], setting: Sequence[Losses], order_is
 
     If two starts are bit-identical, training is deterministic, and a setting that keeps the order of additions must
     also give bit-identical losses. With two ranks, all settings keep the order, because a + b = b + a. With more ranks,
-    other buckets may be added in another order, so that gradients are rounded differently (by 2⁻²⁴ in single
-    precision). The difference grows from step to step. `order_is_kept`: see `keeps_order`.
+    a change of the buckets may change the order of additions and thus the rounding of gradients (by 2⁻²⁴ in single
+    precision). The difference of the losses grows from step to step. `order_is_kept`: see `keeps_order`.
     """
     own = [_differences(a, b) for a, b in combinations(as_it_is, 2)]
     theirs = [_differences(as_it_is[0], one) for one in setting] if as_it_is else []

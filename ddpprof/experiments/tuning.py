@@ -85,8 +85,9 @@ def _profiled(known: KnownRun, benches: Benches) -> tuple[Profiled | None, str |
 def knobs_of(module: DdpModule, job: Job, allow_lossy: bool) -> Knobs:
     """Return the options to try.
 
-    ``static_graph=True`` is included only if DDP found a static graph, if it avoids a search for unused parameters, and
-    if gradients do not accumulate. With a static graph, torch fails if the first backward pass reduces no gradients.
+    ``static_graph=True`` is included only if DDP found a static graph, the option avoids a search for unused
+    parameters, and gradients are not accumulated. With a static graph, torch fails if the first backward pass reduces
+    no gradients.
     """
     settings = module.settings
     searches = bool(settings.get("find_unused_parameters")) and not settings.get("static_graph")
@@ -211,7 +212,9 @@ class Tuning:
         return {result.trial.variant for result in self.results if result.problem is not None}
 
     def stopped(self) -> set[int]:
-        """Return the variants that need no more rounds: another variant is clearly faster, or the losses change."""
+        """Return the variants that need no more rounds, because another variant is clearly faster or the losses
+        change.
+        """
         out = self.refused() | self.failed()
         rounds = {number: self._rounds(number) for number in (NOW, *self._others) if number not in out}
         spread = max((self._start_ratio(number) or 1.0 for number in rounds), default=1.0) - 1
@@ -239,7 +242,7 @@ class Tuning:
         return left[0] if left else None
 
     def tune_report(self) -> TuneReport | None:
-        """Build the report; ``None`` if the unchanged job, or all other variants, have no times."""
+        """Build the report; ``None`` if the unchanged job has no times, or no other variant has any."""
         choice, rounds, fates = self.choice, self.experiment.rounds, self._fates()
         ratios = self._ratios(fates)
         now, *others = [self._tried(number, fate, ratios.get(number)) for number, fate in enumerate(fates)]

@@ -3,7 +3,8 @@
     Trainer(callbacks=[ddpprof.integrations.LightningCallback("runs/a")])     # Lightning
     Trainer(callbacks=[ddpprof.integrations.TransformersCallback("runs/a")])  # Hugging Face
 
-The callbacks take the same arguments as `ddpprof.profile`. ``ddpprof trace`` needs no callback, and overrides it.
+The callbacks take the same arguments as `ddpprof.profile`. ``ddpprof trace`` needs no callback, and takes precedence
+over callbacks.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ else:
 class LightningCallback(Callback):
     """Record the training of ``trainer.fit`` into a run directory.
 
-    Takes the same arguments as `ddpprof.profile`. Recording ends when training ends, even with an exception.
+    Takes the same arguments as `ddpprof.profile`. Recording ends when training ends, even if an exception ends it.
     """
 
     def __init__(self, out: str, **options: Any) -> None:

@@ -134,7 +134,7 @@ _told: ContextVar[Callable[[int], None] | None] = ContextVar("_told", default=No
 
 @contextmanager
 def opened(path: Location, limits: Limits = DEFAULT_LIMITS) -> Iterator[Stream]:
-    """Open a file and decompress it if needed. Reading raises `UnreadableError` if data is damaged or too large.
+    """Open a file and decompress it if needed. Reading raises `UnreadableError` if the data is damaged or too large.
 
     Raises ``OSError``.
     """

@@ -64,7 +64,8 @@ def compute_pieces(
     is_call: NDArray[np.bool_],
     awaited_ns: Int64Column,
 ) -> tuple[Int64Column, Int64Column, NDArray[np.int64]]:
-    """Return compute on host threads: the outermost ops minus their ``c10d::`` calls and the waits for these.
+    """Return compute on host threads: the outermost ops, minus the ``c10d::`` calls in them and the time spent waiting
+    for these calls.
 
     `awaited_ns`: for each call, the end of the wait. The result is the start and end of each piece and the row of its
     op; pieces of one thread are disjoint.
@@ -227,7 +228,7 @@ def steps_from_forwards(forward_starts_ns: Int64Column, optimizer_starts_ns: Int
     """Return the steps of a trace without ``ProfilerStep#`` marks. A step begins with a DDP forward pass.
 
     If the trace has optimizer steps, a forward pass begins a step only if an optimizer step has begun since the
-    previous forward pass, because several may belong to one update. The last step ends with the trace.
+    previous forward pass, because several forward passes may belong to one update. The last step ends with the trace.
     """
     starts = np.sort(forward_starts_ns)
     if len(optimizer_starts_ns):

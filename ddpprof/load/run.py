@@ -50,7 +50,7 @@ def load_whole_run(
 
     The history is ``None`` if no rank left a pulse. Only the lowest rank has a history over time, because DDP
     synchronizes the ranks. Slowdowns are read from the file that the launcher wrote while the job ran or, without this
-    file, derived from the pulses. `left_out`: ranks not to read.
+    file, derived from the pulses. `left_out`: ranks that are not read.
     """
     folders = list(dict.fromkeys(one.directory for one in files if one.directory is not None))
     there = {folder: frozenset(pulses_in(folder)) for folder in folders}

@@ -174,7 +174,7 @@ class KindOfCall(Struct, frozen=True, array_like=True):
     def is_due(self, sequence: int) -> bool:
         """Return True if a call is expected at this sequence number, given the distance between the last two calls.
 
-        If there was only one call so far, any distance is accepted.
+        If there has been only one call, any distance is accepted.
         """
         return len(self.last) < 2 or sequence - self.last[-1] == self.last[-1] - self.last[-2]
 

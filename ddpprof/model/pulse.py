@@ -291,7 +291,7 @@ def summary_of(steps: PulseSteps, memory_bytes: int) -> tuple[int, ...]:
 
 
 def usual_ns(steps: PulseSteps, fewest: int = 1) -> int | None:
-    """Return the median length of the steps without a `StepFlag`, or of all steps if there are too few without.
+    """Return the median length of the steps without a `StepFlag`, or of all steps if too few are without one.
 
     `fewest`: minimum number of steps for a median. Returns ``None`` if there are fewer steps, including those with a
     `StepFlag`.

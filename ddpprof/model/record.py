@@ -323,7 +323,8 @@ class CollectiveOfSomeRanks(Struct, frozen=True):
 class UnusualCollective(Struct, frozen=True):
     """A collective that a rank called more often in its last step than in earlier steps.
 
-    Only collectives that return without waiting for the other ranks are considered, because the rank continued.
+    Only collectives that return without waiting for the other ranks are considered, because the rank continued after
+    the call.
     """
 
     name: str

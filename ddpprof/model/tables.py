@@ -26,7 +26,7 @@ class InterruptibleEnum(EnumType):
     """Metaclass of an enumeration that runs no Python code when NumPy looks up ``__array_ufunc__`` on its members.
 
     Before Python 3.12, `EnumType` has a ``__getattr__`` written in Python. If a signal handler raises an exception
-    inside it, NumPy treats the exception as a missing attribute, and it is lost.
+    inside it, NumPy treats the exception as a missing attribute, and discards it.
     """
 
     __getattr__ = type.__getattribute__

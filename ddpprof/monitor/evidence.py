@@ -233,7 +233,7 @@ def _computes(earlier: Process | None, now: Process) -> bool:
 def _helpers_compute(earlier: Process, now: Process, with_threads: bool) -> bool:
     """Return True if child processes or, if `with_threads` is true, other threads of the process compute.
 
-    With an accelerator, library threads may busy-wait, so they must not count.
+    With an accelerator, library threads may busy-wait, so they must not be counted.
     """
     if now.do_children_run and earlier.do_children_run:
         return True
@@ -252,8 +252,8 @@ def _moves_data(earlier: Process, now: Process) -> bool:
 def _is_swapping(earlier: Process, now: Process, swapped_in: int) -> bool:
     """Return True if the process keeps reading its memory back from swap.
 
-    `swapped_in`: number of pages that the whole machine has read back from swap between the two samples. The process's
-    own number cannot be larger, but includes pages of mapped files.
+    `swapped_in`: number of pages that the whole machine has read back from swap between the two samples. It is an upper
+    bound for the process's own count, which also includes pages of mapped files.
     """
     num_paged_in = min(now.num_paged_in - earlier.num_paged_in, swapped_in)
     enough = _SWAPPING_PER_S * (now.seen_s - earlier.seen_s)

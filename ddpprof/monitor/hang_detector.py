@@ -2,7 +2,7 @@
 
 Intended pauses do not count as hangs: the first steps, saving and evaluation, the first batch of an epoch, a debugger,
 and a script that computes, reads or writes by itself or that waits for a program or for something outside the job. Time
-in which the machine slept does not count either.
+during which the machine was suspended does not count either.
 """
 
 from __future__ import annotations

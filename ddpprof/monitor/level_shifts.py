@@ -9,8 +9,8 @@ The noise of windows is learned from the last 1024 values, with each slowdown's 
 includes the correlation between neighboring values. Values are measured relative to the median of the 512 values around
 them, because a job that became permanently faster is not noisier than before. Windows with two levels more than 10 %
 apart are ignored, because they probably contain a slowdown too short to be detected. A slowdown is withdrawn if its own
-steps turn out to vary by as much. A slowdown among the first 512 values is also withdrawn if later steps vary by as
-much. Steps that are longer for a known reason (`StepFlag`) are left out.
+step times turn out to vary by as much as they increased. A slowdown among the first 512 values is also withdrawn if
+later step times vary by that much. Steps that are longer for a known reason (`StepFlag`) are left out.
 
 The medians of each of the last three groups of 9 values must also exceed the level by half the threshold and by 4 %, so
 that a short burst is not reported. The first step is where the cumulative sum of deviations from the mean of both

@@ -284,7 +284,7 @@ def opentelemetry_name(kind: MetricKind) -> str:
 def for_this_machine(application: Any) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
     """Return a WSGI application that answers requests for other hosts with status 403 (DNS rebinding).
 
-    A web page can make its own host name resolve to 127.0.0.1, so that its scripts could read the server's responses.
+    A web page can make its own host name resolve to 127.0.0.1, which would let its scripts read the server's responses.
     The browser still sends that host name in the ``Host`` header.
     """
 

@@ -210,7 +210,7 @@ _NUM_PIECES = 60
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Step times of one rank over the last minutes. DDP synchronizes the ranks, so one rank represents all."""
+    """Step times of one rank over the last few minutes. DDP synchronizes the ranks, so one rank represents all."""
 
     rank: int
     num_steps: int
@@ -312,7 +312,9 @@ def _pulse(directory: Path, rank: int) -> Pulse | None:
 def overview_of(
     run: str, heads: dict[int, PulseHead], pulse: Pulse | None, now_ns: int, missing: tuple[str, ...]
 ) -> Overview:
-    """Return the overview of these ranks. `pulse`: pulse of the lowest rank, for the step times of the last minutes."""
+    """Return the overview of these ranks. `pulse`: pulse of the lowest rank, for the step times of the last few
+    minutes.
+    """
     ranks = tuple(rank_now(rank, head, now_ns) for rank, head in sorted(heads.items()))
     over = all(one.standing.is_over for one in ranks)
     end_ns = max(head.state.last_ns for head in heads.values()) if over else now_ns
@@ -347,7 +349,7 @@ def _rate(rows: PulseSummaries, end_ns: int) -> float | None:
 
 
 def _step_times(rank: int, rows: PulseSummaries, end_ns: int) -> StepTimes | None:
-    """Return the step times of the last minutes. Percentiles are over the steps that are stored individually."""
+    """Return the step times of the last few minutes. Percentiles are over the steps that are stored individually."""
     recent = rows_of(rows, rows.end_ns > end_ns - WINDOW_NS)
     single = recent.longest_ns[recent.num_steps == 1]
     if not len(single):

@@ -163,7 +163,7 @@ class SlowdownWatch:
 def slowdown_of(shift: LevelShift, reason: Reason, steps: JobSteps, began_ns: int | None) -> StepSlowdown:
     """Convert a level shift to a slowdown.
 
-    A begin or end that is neither known nor in `steps` is ``None``. `began_ns`: known begin, if any.
+    A start or end that is neither known nor in `steps` is ``None``. `began_ns`: known start, if any.
     """
     begins = np.flatnonzero(steps.number == shift.first_step)
     ends = np.flatnonzero(steps.number == shift.last_step) if shift.last_step is not None else begins[:0]

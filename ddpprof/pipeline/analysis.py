@@ -99,7 +99,7 @@ def _suspects(files: Iterable[RankFiles]) -> list[int]:
 
 
 def _progress(files: RankFiles) -> list[StepProgress]:
-    """Return the progress of the rank in lightly recorded steps. On an accelerator, host times are only a hint."""
+    """Return the progress of the rank in lightly recorded steps. On an accelerator, host times are only approximate."""
     record = record_or_none(files)
     steps = [step for step in record.steps if step.mode is StepMode.LIGHT] if record is not None else []
     return [row for step in steps if (row := measure_recorded_progress(step)) is not None]
@@ -307,7 +307,7 @@ def _on_steps(
 def whatif(path: str | Location, bucket_cap_mb: Sequence[float] = ()) -> WhatIf:
     """Predict the step time of a run with each of these bucket caps, or with a series of caps if none is given.
 
-    Raises `DdpprofError` if the run has not enough data. ``ddpprof whatif`` has more options than this function.
+    Raises `DdpprofError` if the run does not have enough data. ``ddpprof whatif`` has more options than this function.
     """
     with analysed(location(path) if isinstance(path, str) else path) as analysis:
         profiled = profile_run(analysis.to_replay(), NO_BENCHES)

@@ -5,7 +5,8 @@ settings   combinations of bucket caps (equal, or smaller at the ends), ``gradie
 distinct   of the settings that have the same effect in DDP, the one with the shortest code
 promising  settings predicted to be faster than the unchanged job. The choice begins with the caps recommended by
            `choose_caps`, then takes the best setting for each number of buckets, because the error of the prediction
-           increases with their number. If all of them share an option, one setting without it is included.
+           increases with the number of buckets. If all chosen settings share an option, one setting without it is
+           included.
 """
 
 from __future__ import annotations
@@ -251,7 +252,7 @@ def choose_caps(
     """Choose the best caps that DDP accepts, or no change. Lists of caps are only considered for a single module.
 
     A list is chosen only if it is better than all single caps by more than 1 % of the step and by more than the error
-    of the prediction. If the best setting may make the step longer within this error, the setting with the largest
+    of the prediction. If, within this error, the best setting may make the step longer, the setting with the largest
     certain gain is chosen instead, if there is one. `tried`: predictions that are already known, for example from
     `try_caps`.
     """

@@ -171,7 +171,7 @@ def _pass_profile(
 ) -> tuple[PassProfile, Link]:
     """Return the profile of one pass, and the link.
 
-    If the run shows the cost of communication to computation, it is added.
+    If the run shows how much communication slows down computation, this cost is added.
 
     `copied`: ns per byte.
     """

@@ -304,7 +304,7 @@ class Training:
     def remade(self, caps: Caps | None, ready_order: Sequence[int]) -> Buckets:
         """Return the buckets that DDP would build if gradients became ready in this order.
 
-        `caps`: caps of all modules; ``None`` for their present caps.
+        `caps`: caps of all modules; ``None`` for their current caps.
         """
         firsts, own_caps = (0, *self.further_modules_at), (self.caps, *self.further_caps)
         made: list[tuple[int, ...]] = []

@@ -129,9 +129,9 @@ def watch(
 ) -> profile:
     """Watch the DDP training inside a ``with`` block, without recording any step in detail.
 
-    Every rank writes a short record of each step into its pulse file in the run directory, which takes microseconds.
-    ``ddpprof top OUT`` shows the pulses while the training runs, and ``ddpprof report OUT`` summarizes the whole run
-    afterwards.
+    Every rank writes a short record of each step into its pulse file in the run directory, at a cost of a few
+    microseconds. ``ddpprof top OUT`` shows the pulses while the training runs, and ``ddpprof report OUT`` summarizes
+    the whole run afterwards.
 
     Args:
         out: the run directory. It is created; an earlier run in it is kept unless `force` is given.
@@ -144,7 +144,7 @@ def watch(
 
 
 class CallbackRecording:
-    """`ddpprof.profile` with `begin` and `end` methods. Recording ends when the process ends, at the latest."""
+    """`ddpprof.profile` with `begin` and `end` methods. Recording ends at the latest when the process ends."""
 
     def __init__(self, out: str, **options: Any) -> None:
         """Take the same arguments as `ddpprof.profile`."""

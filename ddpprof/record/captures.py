@@ -86,8 +86,8 @@ class FolderBoard:
 class StoreBoard:
     """Board in the job's rendezvous store, for a job that runs on several machines.
 
-    The board uses a separate connection to the store if torch can open one. Otherwise, training would have to wait
-    whenever another thread uses the shared connection.
+    The board uses a separate connection to the store if torch can open one, because training has to wait whenever
+    another thread uses a shared connection.
     """
 
     def __init__(self, store: Store, rank: int) -> None:

@@ -1,8 +1,8 @@
 """Record which DataLoaders feed the training, their samples, and the state of the random number generators.
 
 A batch counts as training data if a DDP forward with gradients runs before the loader yields its next batch. After an
-evaluation batch, either the loader is exhausted or a forward without gradients runs first. A wrapper that prefetches
-one batch only shifts this by one batch.
+evaluation batch, either the loader is exhausted or a forward without gradients runs first. If a wrapper prefetches one
+batch, this is merely shifted by one batch.
 """
 
 from __future__ import annotations

@@ -451,8 +451,8 @@ class _Accumulated:
     This is used on accelerators, where DDP's logger keeps the order of gradients only for the first ten iterations and
     every hundredth one, and never for modules on several devices.
 
-    Recording includes the initial skipped steps, because light recording covers only every second step. In a model that
-    alternates between two branches, light recording could always miss the same branch.
+    Recording includes the initial skipped steps. Light recording covers only every second step, and could therefore
+    always miss the same branch of a model that alternates between two branches.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:

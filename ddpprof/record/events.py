@@ -2,8 +2,8 @@
 
 `patches` and torch hooks report training events to `EVENTS`, which forwards them to `Listener` objects. `Session` binds
 the listeners each time the mode of steps changes. An event then calls only the listeners that override its method. If
-this is a single method that never raises, it is called directly; an event without listeners calls an empty function.
-Steps that are not recorded therefore have only the overhead of the pulse.
+there is only one such method and it never raises, it is called directly; an event without listeners calls an empty
+function. Steps that are not recorded therefore have only the overhead of the pulse.
 
 This module is imported while torch is being imported.
 """
@@ -39,7 +39,7 @@ class Listener:
         """Called when DDP begins its own work before the wrapped module's forward."""
 
     def pre_forward_ends(self, ddp: DistributedDataParallel, began_ns: int, had_rebuilt: bool) -> None:
-        """Called when DDP has ended its own work before the wrapped module's forward.
+        """Called when DDP has finished its own work before the wrapped module's forward.
 
         `had_rebuilt`: whether DDP had already rebuilt its buckets when that work began.
         """

@@ -268,7 +268,7 @@ class Asked:
 
 
 def build_whatif(job: Job, profiled: Profiled, asked: Asked, step_ns: int | None = None) -> WhatIf:
-    """Predict the requested settings. Raises `DdpprofError` if the run has not enough data.
+    """Predict the requested settings. Raises `DdpprofError` if the run does not have enough data.
 
     `step_ns`: step time from the report. If it is given, predictions start from this step time, so that they agree with
     the report. It does not affect gains.

@@ -1,8 +1,8 @@
 """Decode the events of a trace file in batches, with helper processes if the file is large.
 
-A batch ends before the last ``{`` that precedes a ``"ph"`` key. If an event does not begin with this key, or arguments
-contain one, the batch may have an open bracket. Decoding then fails, and the whole document is decoded at once instead.
-The text after the last batch is decoded together with the keys after the array.
+A batch ends before the last ``{`` that precedes a ``"ph"`` key. If an event does not begin with this key, or if
+arguments contain this key, the batch may end inside an event. Decoding then fails, and the whole document is decoded at
+once instead. The text after the last batch is decoded together with the keys after the array.
 
 Each process decompresses the whole file, which takes a twentieth of the decoding time, and decodes the groups of
 batches that it reaches first. At the end, helpers send the events they kept to their parent.

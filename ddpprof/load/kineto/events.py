@@ -1,8 +1,8 @@
-"""Decode trace events, with only the fields that the tables need, and select the events that they need.
+"""Decode those fields of trace events that the tables need, and select the events that the tables need.
 
 ``args`` are kept as text and decoded later, only for the events that need them (see `Arguments`). In traces with
-shapes, most events need them, so they are decoded together with the events, which is faster. Most events are not
-needed, so skipping an event must be cheap: in a trace with stacks, most events are flows and Python frames.
+shapes, the ``args`` of most events are needed; they are decoded together with the events, which is faster. Most events
+are not needed, so skipping an event must be cheap: in a trace with stacks, most events are flows and Python frames.
 """
 
 from __future__ import annotations

@@ -94,10 +94,9 @@ def place() -> str:
 
 
 def end_with_agent(agent: str) -> None:
-    """End this process when torchrun's process ends, because torchrun cannot end its ranks if it is killed.
-
-    Otherwise, the rank would continue to train and keep its device. Does nothing if torchrun runs elsewhere, for
-    example outside this container. `agent`: torchrun's PID, a space, and its `place`.
+    """End this process when torchrun's process ends. A torchrun that is killed cannot end its ranks, which would
+    continue to train and keep their devices. Does nothing if torchrun runs elsewhere, for example outside this
+    container. `agent`: torchrun's PID, a space, and its `place`.
     """
     import ctypes  # few processes need this module
     import signal
