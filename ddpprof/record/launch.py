@@ -122,10 +122,9 @@ def refuse_without_torch() -> None:
 
 
 def clear_out(settings: Settings, inside: bool = False) -> Settings:
-    """Remove an earlier run before the job starts, if `force` is set. Return the settings without `force`.
-
-    Without `force`, a second job started by the same command cannot remove the run. `inside`: torchrun has started this
-    process, possibly as a restart. Raises ``RunExists`` if an earlier run must be kept.
+    """Remove an earlier run before the job starts, if `force` is set. Return the settings without `force`, so that a
+    second job started by the same command cannot remove the run. `inside`: torchrun has started this process, possibly
+    as a restart. Raises ``RunExists`` if an earlier run must be kept.
     """
     directory = Path(settings.out)
     if inside and run_directory.is_restart(directory, settings):
@@ -338,8 +337,8 @@ def _end(job: Process) -> int:
 def _pass_on(job: int, number: int) -> None:
     """Forward a signal to the job. SIGINT is sent to all processes of the job's process group, as Ctrl-C is.
 
-    torchrun's ranks are in separate groups and receive the signal from torchrun. A second signal would interrupt the
-    script's response to the first one, such as saving a checkpoint.
+    torchrun's ranks are in separate groups and receive the signal only from torchrun, because a second signal would
+    interrupt the script's response to the first one, such as saving a checkpoint.
     """
     processes = [job]
     if number == signal.SIGINT:

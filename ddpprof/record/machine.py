@@ -3,8 +3,8 @@
 Totals count from the start of the process. Nothing here creates a CUDA context or resets a peak.
 
 If another rank has died, an NCCL kernel may never end, and a thread that waits for the device hangs. Therefore a helper
-thread waits for the device, and the training thread waits for the helper thread with a time limit, so that it can still
-handle signals. Most recordings are completed while the interpreter exits. From Python 3.12 on, no thread can be started
+thread waits for the device, and the training thread, which must still handle signals, waits for the helper thread with
+a time limit. Most recordings are completed while the interpreter exits. From Python 3.12 on, no thread can be started
 at that point, so the helper threads are started during training.
 """
 
@@ -85,7 +85,7 @@ class MemoryNotes:
 
 
 class PeakNotes(Listener):
-    """Records in which part of a step the peaks of memory grow. It listens in the first steps of the training only."""
+    """Records in which part of a step the peaks of memory grow. It is active only in the first steps of the job."""
 
     def __init__(self, memory: MemoryNotes) -> None:
         self._memory = memory

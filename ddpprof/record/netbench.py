@@ -6,8 +6,8 @@ at which one iteration exceeds the limit. Measurements of two concurrent collect
 single one, so that a temporary slowdown of the machine affects both. `ddpprof.model.json_files` describes the fields of
 the result.
 
-On an accelerator, several iterations follow one barrier, and the device measures their time, because on the host,
-launching a short collective and waiting for it takes longer than the collective takes on the device.
+On an accelerator, several iterations follow one barrier, and the device measures their time, because launching a short
+collective and waiting for it on the host takes longer than the collective itself.
 
 On CPU, collectives compete with computation for cores. To measure this, every rank multiplies matrices, first without
 collectives, and then with a few collectives always in flight.

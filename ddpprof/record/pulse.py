@@ -116,7 +116,7 @@ class PulseRows:
                 self.problem = str(error) or self.problem
 
     def since(self, first: int) -> PulseSteps:
-        """Return the finished steps from number `first` on that are still kept. Any thread may call this."""
+        """Return the finished steps that are still kept, from number `first` on. Any thread may call this."""
         self.make()
         with self._making:  # the training thread may have to wait for this lock
             rows = self._rows(first, self._words[_NUM_STEPS])

@@ -85,7 +85,7 @@ class Schedule:
     def _cost_mode(self, into: int) -> StepMode:
         """Return the mode of a step that measures overhead: recording is off, or light.
 
-        The modes alternate. In the first half of the steps, each pair begins with off, in the second half with light.
+        The modes alternate. In the first half of the steps, each pair begins with off; in the second half, with light.
         """
         num_steps = self._timed_begin - self._cost_begin
         begins_light = into // 2 * 4 >= num_steps
@@ -112,8 +112,8 @@ class StepDetector:
     """Detects where training steps end.
 
     A step ends when the anchor optimizer steps. With several optimizers, the anchor is the optimizer that took its
-    first step last. Optimizers that take turns, each for several training steps, all end steps. Without an optimizer, a
-    step ends before the next forward of the same DDP module.
+    first step last. If optimizers take turns, each for several training steps, every one of them ends steps. Without an
+    optimizer, a step ends before the next forward of the same DDP module.
     """
 
     def __init__(self, any_optimizer_alive: Callable[[], bool]) -> None:

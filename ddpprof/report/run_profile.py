@@ -86,7 +86,8 @@ class KnownRun:
 
 
 def profile_run(run: KnownRun, benches: Benches = NO_BENCHES, without: Collection[int] = ()) -> Profiled:
-    """Build the profile of a run, from its record if it contains bucket times (as on CPU), otherwise from its traces.
+    """Build the profile of a run. It is based on bucket times in the record, as on CPU, or if there are none, on the
+    traces.
 
     `without`: ranks that are assumed to compute like the other ranks. Raises `DdpprofError` if the run does
     not have enough data; the message says what to record.

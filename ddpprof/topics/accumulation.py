@@ -49,7 +49,7 @@ def measure_accumulation(steps: Sequence[RecordedStep]) -> tuple[Accumulation, .
 def count_micro_steps(steps: Sequence[RecordedStep]) -> int:
     """Return the number of batches whose gradients are accumulated per optimizer step; 1 if there is no accumulation.
 
-    The number includes forwards under ``no_sync`` and backward passes to whose gradients the next pass adds.
+    The number includes forwards under ``no_sync`` and backward passes whose gradients the next pass adds to.
     """
     per_step = []
     for step in steps:

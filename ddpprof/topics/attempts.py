@@ -1,7 +1,8 @@
 """Summarize each attempt of a job that torchrun restarted: its step time, how it ended, and what changed.
 
-Step times are compared with the latest earlier attempt that has steps of the same recording mode: ``off`` if both
-attempts have such steps, otherwise ``light``, otherwise ``profiled``. The duration of a step is the mean over ranks.
+Step times are compared with the latest earlier attempt that has steps of the same recording mode. This is the first of
+the modes ``off``, ``light`` and ``profiled`` that occurs in both attempts. The duration of a step is the mean over
+ranks.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class CompiledGraphs:
     def waiting(self) -> BucketWait | None:
         """The first bucket with a large share of bytes that wait for another graph.
 
-        Buckets that wait less than half as long as the longest wait are ignored.
+        Buckets that wait less than half as long as the one that waits longest are ignored.
         """
         late = [one for one in self.waits if one.early_bytes >= _EARLY * one.num_bytes]
         longest_ns = max((one.waits_ns for one in late), default=0)

@@ -1,7 +1,7 @@
 """Detect risks of a hang: a rank that skips a backward pass, unequal numbers of batches, long timeouts.
 
 A rank skips a backward pass if it catches an error in one batch, or skips a NaN loss. DDP pairs backward passes by
-their order, so it then averages the gradients of different batches until the end. A skipped pass is reported only if
+their order, so from then on it averages the gradients of different batches. A skipped pass is reported only if
 the rank has finished with fewer backward passes than another rank. A forward without a backward pass is not enough,
 because a script may compute a loss to log it, or repeat a forward that failed.
 """

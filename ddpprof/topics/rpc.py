@@ -4,7 +4,7 @@
     waited    |synchronous calls|, in which the caller is blocked
 
 RPCs are not part of DDP's communication. Steps of light recording are preferred, because the profiler slows both ends
-of a call. The rules examine the rank that loses most time to calls, because the other ranks wait for it.
+of a call. The rules examine the rank that loses the most time to calls, because the other ranks wait for it.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def finding_texts(report: Report) -> list[tuple[FindingText, Finding]]:
 
 
 def first_change(report: Report) -> tuple[FindingText, Finding] | None:
-    """Return the finding to fix first; ``None`` if no finding is certain enough."""
+    """Return the finding to act on first; ``None`` if no finding is certain enough."""
     certain = (one for one in finding_texts(report) if not (one[1].is_noise or one[1].is_guess))
     return next(((text, one) for text, one in certain if text.advice), None)
 

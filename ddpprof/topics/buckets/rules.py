@@ -264,7 +264,7 @@ _USE_DEFAULT = (
 
 
 def _fewer_buckets(view: View, module: DdpModule, now: int) -> NewBuckets:
-    """Return DDP's default buckets, or the best predicted buckets if they are fewer than the present buckets.
+    """Return DDP's default buckets, or the best predicted buckets if they are fewer than the current buckets.
 
     Predictions with as many or more buckets are ignored, because buckets of equal size do not show their latency.
     """

@@ -3,9 +3,9 @@
 The layout of a pass is the list of its bucket sizes, in launch order. Only passes with the most common layout over all
 steps and ranks are used, because DDP rebuilds its buckets after the first iteration. Unknown sizes match any size.
 
-If a DDP forward ends between all-reduces of a step, the step has several backward passes, provided that each sends the
-same sizes. Otherwise they count as one pass. All buckets are assigned to module 0, because a trace does not show
-modules.
+If a DDP forward ends between all-reduces of a step, and the same sizes follow each forward, the step has several
+backward passes. In all other cases, the all-reduces of a step count as one pass. All buckets are assigned to module 0,
+because a trace does not show modules.
 
 Times are relative to the end of the last DDP forward before the pass's first bucket, or, if the script reduces
 gradients without DDP, to the start of the backward pass.

@@ -10,8 +10,9 @@ Waits are excluded because another rank causes them. For example, in the forward
 
 On CPU, the time from the call to the end of a collective outside the backward pass is waiting, except for computation
 in it. Time that belongs to none of the parts below is waiting for gradients. On an accelerator, time in which only
-communication runs is waiting. It is waiting for gradients, which the optimizer needs first, only if the next kernel has
-been launched but has not started. A gap before a kernel that was launched late belongs to that kernel's phase.
+communication runs is waiting. It counts as waiting for gradients, which the optimizer needs first, only if the next
+kernel has been launched but has not started. A gap before a kernel that was launched late belongs to that kernel's
+phase.
 
     data        waiting for the DataLoader; on an accelerator, only while the device is idle
     forward     DistributedDataParallel.forward
