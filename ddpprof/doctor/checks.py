@@ -56,7 +56,7 @@ class CannotCheck(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Backend, number of ranks and devices of a training."""
+    """Backend, number of ranks and devices with which a script trains."""
 
     backend: str = "gloo"
     num_ranks: int = 2

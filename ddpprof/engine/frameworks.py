@@ -51,7 +51,7 @@ _OF_LIGHTNING = {"lightning": "Trainer", "fabric": "Fabric"}
 
 
 def without_ddp_argument(framework: str | None, name: str) -> str:
-    """Return code that constructs DDP without an argument that the script passes at present."""
+    """Return code that constructs DDP without an argument that the script currently passes."""
     if framework == "transformers" and name == "find_unused_parameters":
         return "TrainingArguments(ddp_find_unused_parameters=False)"
     if framework == "transformers":

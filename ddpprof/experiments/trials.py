@@ -266,7 +266,7 @@ seed is set, or half-precision values are added in varying order
 
 
 class Match(StrEnum):
-    """How the losses of two trainings compare."""
+    """How the losses of two training runs compare."""
 
     EXACT = "exact"
     """bit-identical"""

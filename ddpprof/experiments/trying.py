@@ -283,7 +283,7 @@ def _outcome(promise: Promise, gain: _Gain, step_ns: float) -> Outcome:
 
 
 def _more_rounds(promise: Promise, gain: _Gain, num_rounds: int) -> int:
-    """Estimate the number of further rounds for a narrow enough interval, whose width is ~ 1/sqrt(rounds)."""
+    """Estimate how many further rounds make the interval narrow enough; its width is ~ 1/sqrt(rounds)."""
     if gain.low_ns is None or gain.high_ns is None:
         return max(1, ENOUGH_ROUNDS - num_rounds)
     wanted_ns = max(abs(gain.gain_ns), promise.expected_ns / 4, 1)

@@ -311,7 +311,7 @@ class HostRead(Struct, frozen=True):
 
 
 class CollectiveOfSomeRanks(Struct, frozen=True):
-    """A collective that the script calls on only some of the ranks, so that the job hangs."""
+    """A collective that the script calls on only some of the ranks, which makes the job hang."""
 
     name: str
     place: str

@@ -303,7 +303,7 @@ def _rest_s(usual_s: float | None) -> float:
 
 
 def _nobody_waits(evidence: Sequence[RankEvidence]) -> bool:
-    """Return True if every rank runs the script's own code, so that no rank waits for another.
+    """Return True if every rank runs the script's own code, and no rank waits for another.
 
     Ranks that have finished are ignored if all ranks have run the same number of backward passes.
     """

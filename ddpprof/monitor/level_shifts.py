@@ -234,7 +234,7 @@ class LevelShifts:
             self._refresh()
 
     def _first_change(self, begin: int) -> int | None:
-        """Return the smallest number of pending values above `begin` after which a change is detected."""
+        """Return after how many pending values a change is detected: the smallest such number above `begin`."""
         window = self._counts.window
         first = max(begin + 1, window)
         if self._level is None or first > len(self._pending):

@@ -51,7 +51,7 @@ class Standing(StrEnum):
 
     @property
     def is_trouble(self) -> bool:
-        """Whether the rank cannot continue, so that other ranks have to wait for it."""
+        """Whether the rank cannot continue, and other ranks therefore have to wait for it."""
         return self in (Standing.NO_SIGN, Standing.GONE, Standing.FAILED)
 
 

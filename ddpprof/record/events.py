@@ -131,7 +131,7 @@ class Listener:
         return False
 
     def discards_checkpoints(self) -> bool:
-        """Return True if the results of the steps are discarded, so that earlier checkpoints must be kept."""
+        """Return True if the results of the steps are discarded and earlier checkpoints must be kept."""
         return False
 
     def profiler_starts(self, inner: Any) -> None:

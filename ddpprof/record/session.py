@@ -150,7 +150,7 @@ class Session(Listener):
 
     @property
     def is_over(self) -> bool:
-        """Whether the recording has ended, so that later events are ignored."""
+        """Whether the recording has ended and later events are ignored."""
         return self.window.mode is StepMode.DONE
 
     def attach(self, ddp: DistributedDataParallel) -> None:

@@ -86,7 +86,7 @@ class KnownRun:
 
 
 def profile_run(run: KnownRun, benches: Benches = NO_BENCHES, without: Collection[int] = ()) -> Profiled:
-    """Build the profile of a run. It is based on bucket times in the record, as on CPU, or if there are none, on the
+    """Build the profile of a run from the bucket times in its record. If there are none, the profile is built from the
     traces.
 
     `without`: ranks that are assumed to compute like the other ranks. Raises `DdpprofError` if the run does

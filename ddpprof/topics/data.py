@@ -203,7 +203,7 @@ def _seed_workers(framework: str | None, num_workers: int) -> str:
 
 
 def epoch_never_set(data: DataLoading, view: View) -> Iterator[Finding]:
-    """Report a DistributedSampler whose ``set_epoch`` is never called, so that every epoch has the same order."""
+    """Report a DistributedSampler whose ``set_epoch`` is never called, which gives every epoch the same order."""
     for _, loader in _training_loaders(data):
         epochs = loader.epochs_set
         if loader.set_epoch_called or not loader.shuffles or epochs is None:

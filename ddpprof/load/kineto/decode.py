@@ -205,7 +205,7 @@ def refuse_many(num_events: int, limits: Limits) -> None:
 
 
 class HelperLostError(Exception):
-    """A helper ended early, or the file changed, so that a single process has to read the file again."""
+    """A helper ended early, or the file changed; a single process has to read the file again."""
 
 
 @dataclass(frozen=True, slots=True)

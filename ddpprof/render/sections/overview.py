@@ -171,7 +171,7 @@ def _otherwise(report: Report) -> str:
 
 
 def _lacks_profiled_steps(report: Report) -> bool:
-    """Return whether ddpprof recorded the run, and the run did not fail, but no step was profiled."""
+    """Return whether ddpprof recorded a run that did not fail but has no profiled steps."""
     was_recorded = file_of(report) is None and report.failure is None and report.job.modules
     return bool(was_recorded) and not any(rank.steps for rank in report.ranks)
 
