@@ -65,7 +65,7 @@ class Variant:
     is_share: bool = False
     """True if `size` is each process's share of a total"""
     is_work: bool = False
-    """True if `size` counts work, such as a batch size, so that rates are meaningful"""
+    """True if `size` counts work, such as a batch size, which makes rates meaningful"""
     varied: str = ""
     """name of the first varied setting"""
     configuration: str = ""
@@ -84,7 +84,7 @@ class Variant:
     ddp_blocks: int = 0
     """number of pairs of blocks, with and without DDP; each block has `Experiment.timed_steps` steps"""
     any_number: bool = False
-    """True if no number of processes was requested, so that the job may start any number"""
+    """True if no number of processes was requested and the job may start any number"""
     comm_hook: str | None = None
     """name of a hook in torch's ``default_hooks``"""
     loader: Mapping[str, Any] = field(default_factory=dict)

@@ -74,7 +74,7 @@ class Promise:
     """the predicted gain; if ``None``, `gain_ns` is an upper bound"""
     is_lossy: bool = False
     keeps_order: bool = True
-    """True if gradients are added in the same order, so that losses should be bit-identical"""
+    """True if gradients are added in the same order and losses should be bit-identical"""
     keeps_batches: bool = True
     """False if the batches may differ, for example because of random augmentation in other workers"""
 

@@ -22,7 +22,7 @@ class Interface:
     is_hardware: bool
     """whether it is a network device, or a bond or VLAN of network devices"""
     has_address: bool = True
-    """whether it has an IP address, so that sockets can use it"""
+    """whether it has an IP address, which sockets need"""
 
 
 @dataclass(frozen=True, slots=True)

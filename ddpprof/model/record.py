@@ -34,7 +34,7 @@ class StepMode(StrEnum):
     WITHOUT_DDP = "without_ddp"
     """like `OFF`, but DDP only calls its module"""
     CUT = "cut"
-    """a profiled step that took too long, so that only its first part is in the trace"""
+    """a profiled step that took too long; only its first part is in the trace"""
     DONE = "done"
 
 

@@ -259,7 +259,7 @@ class Trace:
     files: tuple[str, ...] = ()
     """paths of the trace files, in time order"""
     steps_are_counted: bool = False
-    """True if the trace has no ``ProfilerStep#k``, so that step numbers count DDP forward passes"""
+    """True if the trace has no ``ProfilerStep#k``, and step numbers count DDP forward passes instead"""
     has_cuda: bool = True
     """False if the host called accelerator functions, but none of CUDA or HIP"""
     notes: tuple[str, ...] = ()

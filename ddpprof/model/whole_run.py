@@ -69,7 +69,7 @@ class StepSlowdown(msgspec.Struct, frozen=True):
     first_gradient_later_ns: Int64 | None = None
     """delay of the first gradient of these ranks, ns; ``None`` if negligible"""
     is_coarse: bool = False
-    """whether it was found in summaries of many steps, so that its first and last step are approximate"""
+    """whether it was found in summaries of many steps, which makes its first and last step approximate"""
 
     @property
     def growth(self) -> float:

@@ -165,7 +165,7 @@ class About:
     files: Mapping[str, str]
     """size and modification time of each file, by name; for a remote file, the version given by its server"""
     is_whole: bool
-    """``False`` if a file could not be read, so that the next command must try again"""
+    """``False`` if a file could not be read and the next command must try again"""
     steps: tuple[int, ...] = ()
     """numbers of all steps of the rank, including those that were not measured"""
 

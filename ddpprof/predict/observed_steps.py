@@ -55,9 +55,9 @@ def observe_steps(
 ) -> tuple[ObservedStep, ...]:
     """Return one observation for each synchronized backward pass that was recorded lightly on all given ranks.
 
-    `num_buckets`: number of buckets of each DDP module. `one_clock`: all ranks are on one host, so that times can be
-    measured from the start of the step on the first rank. Otherwise, the times of each rank are measured from its own
-    start of the step.
+    `num_buckets`: number of buckets of each DDP module. `one_clock`: whether all ranks are on one host. If they are,
+    times are measured from the start of the step on the first rank; if not, the times of each rank are measured from
+    its own start of the step.
     """
     by_rank = [{step.number: step for step in steps if step.mode is StepMode.LIGHT} for steps in recorded.values()]
     common = sorted(set.intersection(*map(set, by_rank))) if by_rank else []

@@ -4,9 +4,9 @@ The constructor of DDP broadcasts the parameters of rank 0. They stay equal on a
 gradients change them. To check this, ddpprof reads some parameter values twice per job, between two steps, and only on
 CPU, so that training does not wait for an accelerator.
 
-DDP averages gradients only in a backward pass that follows its own forward. A script may compute its losses from
-``model.module``, so that the DDP module's forward never runs, or may pass parameters to an optimizer that belong to no
-DDP module. Such parameters are checked twice for changes, and some of their values are kept to compare ranks.
+DDP averages gradients only in a backward pass that follows its own forward. The DDP module's forward never runs if a
+script computes its losses from ``model.module``. A script may also pass parameters to an optimizer that belong to no
+DDP module. The parameters in both cases are checked twice for changes, and some of their values are kept to compare ranks.
 Parameters outside any DDP module are first checked before their optimizer's first step, because the ranks' values
 differ after that step.
 

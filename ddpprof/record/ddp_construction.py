@@ -316,7 +316,7 @@ def _say_difference(ddp: Any, begin: str, end: str) -> None:
 
 
 _NOT_WITHOUT_DDP = ("mixed_precision", "delay_all_reduce_named_params")
-"""DDP arguments that change the computation itself, so that the result would differ without DDP"""
+"""DDP arguments that change the computation itself; without DDP, the result would differ"""
 
 _AWAY = "_ddpprof_takes_ddp_away"
 """attribute of a module whose reducer is disabled"""

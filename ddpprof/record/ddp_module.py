@@ -268,7 +268,8 @@ class RecordedModule:
         self.open_forwards: list[OpenForward] = []
         self.buffer_sync_ns = 0
         self.synchronized = False
-        """True if the current step had a forward outside ``no_sync()``, so that a backward pass reduces gradients"""
+        """True if the current step had a forward outside ``no_sync()``, after which a backward pass reduces
+        gradients"""
         self.times: ReducerTimer | None = None
         self._passes: list[BackwardPass] = []
         self._of_reducer = reducer_parameters(ddp)

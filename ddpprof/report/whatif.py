@@ -383,7 +383,7 @@ def _assumes(profile: Profile, world: Setting, network: Network, is_compiled: bo
     if is_compiled:
         said[0] += (
             " (with other buckets, this may change, because torch.compile splits the model at bucket boundaries; use "
-            "ddpprof tune to measure them)"
+            "ddpprof tune to measure other buckets)"
         )
     if num_ranks(world, profile.training, network) != network.world_size:
         said.append(f"all links are equally fast, with {world.algorithm} all-reduce")

@@ -334,7 +334,9 @@ class ModelMemory:
     bucket_bytes: Annotated[int, Number("DDP's buckets")]
     optimizer_bytes: Annotated[int | None, Number("optimizer state")] = None
     zero_saves_bytes: Annotated[int | None, Number("memory that ZeroRedundancyOptimizer would save")] = None
-    zero_receives_bytes: Annotated[int | None, Number("bytes that each rank would then receive per step")] = None
+    zero_receives_bytes: Annotated[
+        int | None, Number("bytes that ZeroRedundancyOptimizer would send to each rank per step")
+    ] = None
 
 
 def measure_model_memory(record: Record, modules: Sequence[DdpModule]) -> ModelMemory | None:

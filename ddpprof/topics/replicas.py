@@ -127,8 +127,8 @@ class Replicas:
     drifts: tuple[Drift, ...] = ()
     trained_apart: tuple[TrainedApart, ...] = ()
     unfrozen: tuple[str, ...] = ()
-    """parameters that were frozen when DDP was constructed, so that DDP does not average their gradients, but that
-    were trained later"""
+    """parameters that were trained although DDP does not average their gradients, because they were frozen at
+    construction"""
 
 
 def _of_run(view: View) -> Replicas:

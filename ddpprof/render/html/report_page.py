@@ -162,7 +162,7 @@ def _timeline(report: Report, timeline: Timeline | None, is_drawn: bool) -> str:
 _KEYS = (
     "Drag to zoom, double-click to show the whole step. On the keyboard, use + \N{MINUS SIGN} \N{LEFTWARDS ARROW} "
     "\N{RIGHTWARDS ARROW} 0. To zoom with the mouse wheel, hold Ctrl. The address of the page contains the selected "
-    "step and ranks, so that you can share the view."
+    "step and ranks, so you can share the view."
 )
 _LANES = (
     "Exposed: communication without concurrent computation. Trailing: gradients still in transit after the backward "

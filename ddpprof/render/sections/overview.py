@@ -193,7 +193,7 @@ def _not_profiled(report: Report, how_many: str) -> str:
         "" if options is None else (f" Or record with {number} steps: ddpprof trace {options} {clean(words)}")
     )
     return (
-        f"{need} The training ran for {count(number, 'step')}, but the default options need {enough}: train for more "
+        f"{need} Training ran for {count(number, 'step')}, but the default options need {enough}: train for more "
         f"steps.{with_options}"
     )
 

@@ -71,7 +71,7 @@ def test_without_profiled_steps_it_says_how_to_get_them(
     few = replace(few, findings=findings, job=replace(few.job, num_steps=10, recorded_with=("train.py",)))
     text = " ".join(shown(few).split())
     assert f"{words} without profiled steps" in text
-    assert "The training ran for 10 steps, but the default options need" in text
+    assert "Training ran for 10 steps, but the default options need" in text
     assert "ddpprof trace --skip-first 2 --cost-steps 2 --warmup 1 --steps 5 train.py" in text
     assert "without profiled steps" not in shown(report(findings=findings))
 
