@@ -314,7 +314,7 @@ def _problem(folder: Path, experiment: Experiment, variant: Variant, exit_code: 
         settings = trial_settings(folder, experiment, experiment.variants[0])
         cpu, accelerator = (Schedule(settings, kind).num_skipped + 1 for kind in (False, True))
         return (
-            f"nothing was recorded: no DistributedDataParallel module was created, or it trained for fewer than {cpu} "
+            f"nothing was recorded: no DistributedDataParallel module was created, or training took fewer than {cpu} "
             f"steps ({accelerator} on an accelerator). If the script uses DDP, run more steps, or skip fewer steps "
             "(--skip-first)"
         )

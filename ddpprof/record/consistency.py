@@ -6,9 +6,9 @@ CPU, so that training does not wait for an accelerator.
 
 DDP averages gradients only in a backward pass that follows its own forward. The DDP module's forward never runs if a
 script computes its losses from ``model.module``. A script may also pass parameters to an optimizer that belong to no
-DDP module. The parameters in both cases are checked twice for changes, and some of their values are kept to compare ranks.
-Parameters outside any DDP module are first checked before their optimizer's first step, because the ranks' values
-differ after that step.
+DDP module. In both cases, the parameters are checked twice for changes, and some of their values are kept to compare
+ranks. Parameters outside any DDP module are first checked before their optimizer's first step, because the ranks'
+values differ after that step.
 
 A collective that a script calls on only some ranks, as within ``if rank == 0:``, hangs the job. ddpprof parses only the
 main script, once, and reports only unambiguous cases: the script calls the collective in one place, the call uses the
