@@ -4,8 +4,8 @@ Python puts the working directory first on the module path of ``python -m …`` 
 `multiprocessing` spawns. This directory may contain another user's files. The option ``-P`` and the variable
 ``PYTHONSAFEPATH`` prevent imports from it.
 
-``python -m ddpprof.child_processes COMMAND`` is a guard process: it runs the command, and ends all of its descendants
-on SIGTERM, which it also receives when its own parent is killed.
+``python -m ddpprof.child_processes COMMAND`` is a guard process, which runs the command. On SIGTERM, which it also
+receives when its own parent is killed, it ends all of its descendants.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def start(
 def helper_environment() -> dict[str, str]:
     """Return the environment for a helper process that runs no user code.
 
-    It has `SAFE_PATH` and no secrets of the user.
+    It has `SAFE_PATH` and none of the user's secrets.
     """
     return {name: value for name, value in os.environ.items() if not is_secret(name, value)} | SAFE_PATH
 

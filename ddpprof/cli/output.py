@@ -68,7 +68,7 @@ def chosen_form(options: argparse.Namespace) -> str:
 
 
 def check_output(options: argparse.Namespace) -> None:
-    """Raise `DdpprofError` if the result cannot be written to ``--out``. Call this before any work."""
+    """Raise `DdpprofError` if the result cannot be written to ``--out``. Call this before doing any work."""
     form = chosen_form(options)
     if form != "tables":
         refuse_unwritable(options.out)

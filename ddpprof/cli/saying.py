@@ -1,4 +1,6 @@
-"""Print messages. This is the only module that does so, because messages may contain text from untrusted files."""
+"""Print messages. No other module prints, because messages may contain text from untrusted files, which is cleaned
+here.
+"""
 
 from __future__ import annotations
 

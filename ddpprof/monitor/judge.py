@@ -412,8 +412,8 @@ _EXIT_S = 8.0
 def judge_exit(evidence: Sequence[RankEvidence]) -> Verdict | None:
     """Return the verdict on a job whose training has ended but which has a process that does not exit, or ``None``.
 
-    Only processes that have reported that they are exiting, and have written their stacks since, are considered: a
-    script may continue after the training. A process that computes, reads or writes is still busy.
+    Only processes that have reported that they are exiting and have written their stacks since then are considered,
+    because a script may continue after training. A process that computes, reads or writes is still busy.
     """
     if not evidence or any(one.state.ended != Ended.FINISHED for one in evidence):
         return None

@@ -10,8 +10,8 @@ An entry is a zip file, so that single steps can be read:
 The members are encoded by `report/topics.py`.
 
 Entries are stored in the user's cache folder or, with ``--no-cache``, in a temporary folder. An entry is valid as long
-as its files have the same size and modification time. The name of an entry depends on the version of the code, the DDP
-modules and the selected steps.
+as the rank's files have the same size and modification time. The name of an entry depends on the version of the code,
+the DDP modules and the selected steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Render reports, comparisons and predictions in a notebook: HTML without scripts and links, and a few lines of text.
+"""Render reports, comparisons and predictions in a notebook: HTML without scripts or links, and a few lines of text.
 
 All external text is escaped. A CSS class keeps the notebook from typesetting text between dollar signs as formulas.
 """

@@ -5,7 +5,7 @@ arguments contain this key, the batch may end inside an event. Decoding then fai
 once instead. The text after the last batch is decoded together with the keys after the array.
 
 Each process decompresses the whole file, which takes a twentieth of the decoding time, and decodes the groups of
-batches that it reaches first. At the end, helpers send the events they kept to their parent.
+batches that no other process has taken. At the end, helpers send the events they kept to their parent.
 """
 
 from __future__ import annotations
@@ -304,9 +304,8 @@ class Helpers:
             connection.close()
 
     def _outcomes(self) -> Iterator[_Outcome]:
-        """Yield the outcomes of helpers that have begun.
-
-        The other helpers took no group, and no group is left for them.
+        """Yield the outcomes of the helpers that have begun. The others have taken no group, and no group is left for
+        them.
         """
         for _, connection in self._running:
             if not connection.poll():
@@ -340,7 +339,7 @@ def _decode(
 
 
 def _takes(next_group: MutableSequence[int], group: int) -> bool:
-    """Take the group if it is free, and return True if it was.
+    """Take the group if it is free. Return True if it was free.
 
     There is no lock, because a process may be killed while it holds the lock. If two processes take the same group, one
     copy is dropped later.

@@ -162,7 +162,9 @@ def _first_gradient_ns(buckets: Sequence[BucketRow]) -> int:
 
 
 def _what_trails(buckets: Sequence[BucketRow], trailing_ns: int) -> BucketRow:
-    """Return the bucket that causes most trailing communication: the last bucket, or one with most gradient bytes."""
+    """Return the bucket that causes most of the trailing communication: the last one, or one with most gradient
+    bytes.
+    """
     large, last = max(buckets, key=bytes_of), buckets[-1]
     if bytes_of(large) < _NEARLY_ALL * _total_bytes(buckets):
         return last
@@ -346,7 +348,8 @@ def _sizes(num_bytes: Sequence[int]) -> str:
 def late_parameter(rows: Rows, view: View) -> Iterator[Finding]:
     """Report a bucket that waits for a single late gradient, and so delays later buckets, which DDP launches in order.
 
-    Compiled models are excluded, because their gradient may come from another graph, which `compiled_graphs` reports.
+    Compiled models are excluded, because the late gradient may come from another graph, which `compiled_graphs`
+    reports.
     """
     if view.is_compiled or view.exposed_ns is None:
         return
