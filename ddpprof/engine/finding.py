@@ -269,10 +269,7 @@ class Finding:
 
     @property
     def is_guess(self) -> bool:
-        """Whether the gain is a guess, because it could not be predicted by a replay.
-
-        `gain_ns` is then only an upper bound.
-        """
+        """Whether `gain_ns` is only an upper bound, because a replay could not predict the gain."""
         return self.predicted is None and self.rule in _REPLAYED
 
     @property

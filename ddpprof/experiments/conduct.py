@@ -150,7 +150,7 @@ def conduct(
     return.
 
     A variant that has failed is left out of later rounds. A trial is ended if it takes `_MUCH_LONGER` times as long as
-    any successful trial before it. Raises `CannotRecord`.
+    the longest successful trial before it. Raises `CannotRecord`.
     """
     failed: set[int] = set()
     seconds = [one.seconds for trial in experiment.trials() if (one := _successful_end(directory / trial.name))]

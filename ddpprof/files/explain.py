@@ -2,8 +2,8 @@
 
 Errors are recognized by class name, because drivers may not be installed. They are not always ``OSError``.
 
-A web server must not redirect to an address in a more private network than its own. Otherwise, a public server could
-make ddpprof send requests to this machine or its network.
+A web server must not redirect to an address in a more private network than its own, because a public server could
+otherwise make ddpprof send requests to this machine or its network.
 """
 
 from __future__ import annotations

@@ -219,8 +219,8 @@ def _of_fewer_launches(table: Table) -> Verdict | None:
     """Diagnose ranks on accelerators, if NCCL has launched fewer collectives on one rank than on all other ranks.
 
     The host runs ahead of its accelerator, so ranks that wait for other ranks may be at any line. If the rank is at a
-    different line than all other ranks, the other ranks wait for the code at that line. Otherwise, the rank has skipped
-    a collective.
+    different line than all other ranks, the other ranks wait for the code at that line. If it is at the same line, it
+    has skipped a collective.
     """
     rank = ras.behind(_communicator(table))
     blamed = next((one for one in table if one.rank == rank), None)
@@ -412,7 +412,7 @@ _EXIT_S = 8.0
 def judge_exit(evidence: Sequence[RankEvidence]) -> Verdict | None:
     """Return the verdict on a job whose training has ended but which has a process that does not exit, or ``None``.
 
-    Only processes that have reported that they are exiting and have written their stacks since then are considered,
+    Only processes that have reported that they are exiting and have written their stacks afterwards are considered,
     because a script may continue after training. A process that computes, reads or writes is still busy.
     """
     if not evidence or any(one.state.ended != Ended.FINISHED for one in evidence):

@@ -191,7 +191,7 @@ def portraits(ranks: Mapping[int, _Rows], rows: np.ndarray, pulses: Mapping[int,
 def reason_between(before: Mapping[int, Portrait], after: Mapping[int, Portrait], world_size: int) -> Reason:
     """Return why steps became longer, according to the ranks that are known both before and after.
 
-    The network is the cause only if all ranks of the job are known. Otherwise, the ranks may be waiting for an unknown
+    The network is the cause only if all ranks of the job are known, because the ranks might be waiting for an unknown
     rank.
     """
     ranks = {rank: RankChange(before[rank], after[rank]) for rank in before if rank in after}

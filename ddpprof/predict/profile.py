@@ -7,7 +7,7 @@
     rest       the step without the backward pass: the optimizer, and everything between steps
     pace       ratio of the observed to the replayed duration of the backward pass
 
-All are medians over the observed steps.
+All values are medians over the observed steps.
 """
 
 from __future__ import annotations

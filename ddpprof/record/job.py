@@ -107,7 +107,8 @@ class LastStep(Listener):
     """The file with the number of steps that this rank has finished, rewritten after every step or by `PulseKeeper`.
 
     The number is passed to the operating system at once, so it survives if the process is killed. The file is not
-    mapped into memory, because truncating it would then end the training with SIGBUS. Every method raises ``OSError``.
+    mapped into memory, because truncating a mapped file would end the training with SIGBUS. Every method raises
+    ``OSError``.
     """
 
     def __init__(self, path: Path) -> None:

@@ -6,8 +6,8 @@ next step, to limit its memory. Such a step does not count as profiled, and the 
 
 A trace may take hundreds of megabytes, and all ranks may write to the same network folder at the same time. A separate
 thread therefore writes the trace. If the run directory is not on the node's local disk, the thread first writes the
-trace to the local disk, and then a compressed copy to the run directory. Otherwise the file is only renamed, and is
-compressed after training.
+trace to the local disk, and then a compressed copy to the run directory. On the local disk, the file is only renamed,
+and is compressed after training.
 """
 
 from __future__ import annotations

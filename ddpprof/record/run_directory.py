@@ -71,7 +71,7 @@ def next_attempt(directory: Path, settings: Settings) -> int:
 
 
 def is_restart(directory: Path, settings: Settings) -> bool:
-    """Return True if torchrun has restarted the job. Refusing to record would then end a running job."""
+    """Return True if torchrun has restarted the job. In that case, refusing to record would end a running job."""
     return os.environ.get(_RESTARTS) not in (None, "", "0") or next_attempt(directory, settings) > 0
 
 

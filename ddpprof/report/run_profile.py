@@ -262,7 +262,9 @@ def _refuse_unknown_hooks(training: Training, benches: Benches) -> None:
 
 
 def refuse_unknown_hook(training: Training, option: str) -> None:
-    """Raise `DdpprofError` if a communication hook changes what is sent. `option`: the option that is then useless."""
+    """Raise `DdpprofError` if a communication hook changes what is sent. `option`: the option that cannot be used in
+    that case.
+    """
     if not sends_unchanged(training.comm_hook):
         raise DdpprofError(
             f"the run does not show how much data {training.comm_hook} sends, so {option} cannot be used."

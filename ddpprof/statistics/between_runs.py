@@ -10,8 +10,8 @@ fewer, the variation between runs is unknown, and a plausible limit is assumed: 
 five, and any part of the step by the same time. This is more than the difference between any two equal runs in
 ``analyses/gate`` on a busy machine.
 
-`shift_between` can also compare two samples of steps from one run each. The interval then does not include differences
-between runs, for example due to another machine or time of day.
+`shift_between` can also compare two samples of steps from one run each. In that case, the interval does not include
+differences between runs, for example due to another machine or time of day.
 """
 
 from __future__ import annotations

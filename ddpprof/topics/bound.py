@@ -121,7 +121,7 @@ def _bound_by(comm_ns: int, waiting_ns: int | None, num_bytes: int | None) -> Bo
 def _gradient_bytes(buckets: Sequence[BucketRow] | None, num_collectives: int) -> int | None:
     """Return the gradient bytes sent per step; ``None`` if a bucket size is unknown or no buckets are known.
 
-    Also returns ``None`` if a step has fewer collectives than buckets, because steps then train different modules.
+    Also returns ``None`` if a step has fewer collectives than buckets, which means that steps train different modules.
     """
     if buckets is None or num_collectives < len(buckets):
         return None

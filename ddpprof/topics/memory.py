@@ -15,8 +15,8 @@ The memory of a DDP model, and the memory that settings would save, are computed
 Activations and transient buffers, such as those of comm hooks, are not included.
 
 ``gradient_as_bucket_view=True`` saves the gradients outside the buckets. ``ZeroRedundancyOptimizer`` shards the
-optimizer state, so each of W ranks saves (W - 1) / W of it. After each step, every rank then receives the parameters
-that other ranks have updated, which is (W - 1) / W of all parameters.
+optimizer state, so each of W ranks saves (W - 1) / W of it. In return, every rank receives after each step the
+parameters that other ranks have updated: (W - 1) / W of all parameters.
 """
 
 from __future__ import annotations
