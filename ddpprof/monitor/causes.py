@@ -2,8 +2,8 @@
 
     own time    = step time - time waiting for other ranks, in DDP's all-reduces and buffer broadcasts and in the
                   script's collectives
-    at fault    the rank whose own time, or one part of it, grew most, if it grew by at least half of the growth of
-                the step, and all ranks with at least 0.6 of that rank's growth
+    at fault    the rank whose own time, or one part of it, grew most, if that growth is at least half of the growth of
+    the step, and all ranks with at least 0.6 of that rank's growth
 
 If all ranks are at fault, all of them became slower. If some are at fault, the other ranks wait for them. If none is
 at fault and all ranks wait longer, the network is the cause, unless some ranks of the job are unknown. The operating

@@ -76,7 +76,7 @@ class OddLayoutError(Exception):
 def split_at_array(stream: Stream, limits: Limits, batch_bytes: int) -> tuple[bytes | None, bytes]:
     """Return the text before the array of events, and the start of the array, as far as it has been read.
 
-    The former is ``None`` if the file is just an array.
+    The text is ``None`` if the file is just an array.
     """
     text = bytearray()
     while chunk := stream.read(batch_bytes):

@@ -4,9 +4,10 @@
                          to the launch of step k's last gradient collective,
                          without the rank's waits for communication in between
 
-This needs no common clock, and shows a late rank even though all steps take equally long because all ranks wait for it.
-Waits are excluded because another rank causes them. For example, in the forward all ranks wait for the buffers of rank
-0. The own time of a step after a gap in the trace starts with the step, so it lacks the previous step's optimizer.
+This needs no common clock, and shows which rank is late, although all ranks wait for it and therefore take the same
+time per step. Waits are excluded because another rank causes them. For example, in the forward all ranks wait for the
+buffers of rank 0. The own time of a step after a gap in the trace starts with the step, so it lacks the previous step's
+optimizer.
 
 On CPU, the time from the call to the end of a collective outside the backward pass is waiting, except for computation
 in it. Time that belongs to none of the parts below is waiting for gradients. On an accelerator, time in which only
