@@ -304,7 +304,7 @@ def _warn_of_words(choices: Sequence[str], command: Sequence[str]) -> None:
     from ddpprof.experiments.vary import passed_on
 
     for name in passed_on(choices, command):
-        note(f"{name}=… is not a DDP argument, so it is passed to the script as one of its arguments")
+        note(f"{name}=… is not a DDP argument, so it is passed to the script as an argument")
 
 
 def steps_in_words(cpu: int, accelerator: int, each: str = "") -> str:

@@ -191,8 +191,8 @@ def reshuffle(framework: str | None) -> str:
 def seed_ranks(framework: str | None, generators: Sequence[str]) -> str:
     """Return how to seed each rank differently.
 
-    `generators`: generators that have the same state on all ranks, as device types or module names. The CPU generator
-    is not seeded if only the accelerators' generators are identical, because it often determines the order of the
+    `generators`: generators that have the same state on all ranks, as device types or module names. If only the
+    accelerators' generators are identical, the CPU generator is not seeded. It often determines the order of the
     samples, which must be the same on all ranks.
     """
     on_cpu = "cpu" in generators

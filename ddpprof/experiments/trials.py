@@ -230,8 +230,8 @@ def timed_blocks(ranks: Sequence[Record], mode: StepMode = StepMode.OFF) -> tupl
     """Return blocks of consecutive steps that all ranks have. The time of a step is the mean over the ranks.
 
     Without DDP, ranks do not wait for each other, so waiting for the slowest rank counts as overhead of DDP. On an
-    accelerator, the host runs ahead and only the start and end of a block are known, so a block is returned as one step
-    of mean duration.
+    accelerator, the host runs ahead of the device, and only the start and end of a block are known. Such a block is
+    returned as one step of mean duration.
     """
     of_ranks = [
         {step.number: step.end_ns - step.start_ns for step in rank.steps if step.mode is mode} for rank in ranks

@@ -5,8 +5,8 @@ over the ranks. A flag of a step on one rank applies to all ranks: while one ran
 wait.
 
 The size and cause of a slowdown are updated while it lasts, and are final once it has ended. A slowdown is withdrawn if
-the median of all its steps turns out to be hardly above the normal step time, or if the normal step time turns out to
-vary by that much.
+the median of all its steps turns out to be hardly above the normal step time, or if normal step times turn out to vary
+by as much as the slowdown.
 
 After the run, a pulse contains each of the last steps, and summaries of 100 or more earlier steps. A slowdown in
 summaries is detected if it lasts for at least three of them. If the last steps and the summaries show the same

@@ -2,7 +2,7 @@
 
 The time for which training pauses for the profiler is measured, and is not part of any step. If a step does not end for
 a long time, for example during validation or while a CUDA graph is replayed, the profiler stops collecting until the
-next step, to limit its memory. Such a step does not count as profiled, and the next one is profiled instead.
+next step, which limits its memory use. Such a step does not count as profiled, and the next one is profiled instead.
 
 A trace may take hundreds of megabytes, and all ranks may write to the same network folder at the same time. A separate
 thread therefore writes the trace. If the run directory is not on the node's local disk, the thread first writes the

@@ -3,8 +3,8 @@
 step   0 1 2 | 3 4 5 6 7 8 9 10      |              | 11     | 12 13 14 15 16 |            |         | 17 …
        skip  | off light off light … | (timed: off) | warmup | profiled       | (baseline) | (alone) | done
 
-On an accelerator, at least eleven steps are skipped, because in the first ten iterations of a reducer, and in every
-hundredth iteration, torch waits for the device, which distorts step times.
+On an accelerator, at least eleven steps are skipped: torch waits for the device in the first ten iterations of a
+reducer, and in every hundredth iteration, which distorts step times.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Render an HTML page as one file that loads no other files.
 
-The page's Content-Security-Policy allows only the embedded scripts, by their hashes, and blocks all requests, as a
-second line of defense if a name were interpreted as markup.
+The page's Content-Security-Policy allows only the embedded scripts, by their hashes, and blocks all requests. This
+protects the reader even if a name is interpreted as markup.
 """
 
 from __future__ import annotations

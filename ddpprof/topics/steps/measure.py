@@ -39,7 +39,7 @@ from ddpprof.topics.wrapper import WrapperCost, measure_wrapper_cost
 class StepReport:
     """One profiled step of one rank."""
 
-    step: Annotated[int, Number("number of the step since training began")]
+    step: Annotated[int, Number("number of the step, counted from the start of training")]
     duration_ns: Annotated[int, Number("duration of the step", DEVICE, metric="step")]
     compute_ns: Annotated[int, Number("time with computation", DEVICE, metric="compute")]
     comm_ns: Annotated[int, Number("time with communication", DEVICE, metric="comm")]
@@ -63,7 +63,7 @@ class StepReport:
 class LightStepReport:
     """One step that ran without the profiler."""
 
-    step: Annotated[int, Number("number of the step since training began")]
+    step: Annotated[int, Number("number of the step, counted from the start of training")]
     mode: Annotated[str, Number("`off`, `light`, or `timeline` for a Horovod timeline")]
     duration_ns: Annotated[int, Number("duration of the step", HOST, metric="step")]
     parts: Annotated[RecordedBreakdown | None, Part("part_", clock=HOST)]
