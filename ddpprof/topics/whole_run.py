@@ -93,7 +93,7 @@ def _at_first_and_last(run: WholeRun) -> str:
     parts = [one for one in stretches if one.num_flagged < one.num_steps]
     if len(parts) < 2 or parts[0].num_steps < _LEAST_STEPS:
         return ""
-    return f"median step {in_ms(parts[0].median_ns)} at first, {in_ms(parts[-1].median_ns)} at the end"
+    return f"median step {in_ms(parts[0].median_ns)} at the start, {in_ms(parts[-1].median_ns)} at the end"
 
 
 def _growth(run: WholeRun) -> list[str]:

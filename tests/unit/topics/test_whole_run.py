@@ -118,7 +118,7 @@ def test_the_first_screen_has_one_line(whole: Report) -> None:
     said = [one.text for one in first_screen(whole, ["run"]) if isinstance(one, Line) and "Whole run" in one.text]
     assert said == [
         (
-            "Whole run: 203 steps, 37 s; median step 100 ms at first, 150 ms at the end; memory of a process "
+            "Whole run: 203 steps, 37 s; median step 100 ms at the start, 150 ms at the end; memory of a process "
             "grew by 100 MB"
         )
     ]
@@ -128,7 +128,7 @@ def test_the_first_screen_has_one_line(whole: Report) -> None:
 def test_recorded_steps_are_not_how_long_steps_took_at_first(tmp_path: Path) -> None:
     recorded = MadeStep(ms=300, flags=int(StepFlag.RECORDED))
     said = said_of_whole_run(tmp_path, [*[recorded] * 60, *[MadeStep()] * 140])
-    assert said == "Whole run: 203 steps, 32 s; median step 100 ms at first, 100 ms at the end"
+    assert said == "Whole run: 203 steps, 32 s; median step 100 ms at the start, 100 ms at the end"
 
 
 @pytest.mark.parametrize(
