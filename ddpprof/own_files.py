@@ -292,8 +292,9 @@ def _remove_if_left(part: Path) -> None:
 
 
 def _is_locked_by_nobody(descriptor: int) -> bool:
-    """Return True if no other process holds the lock. On a file system without locks, the file's age is used
-    instead.
+    """Return True if no other process holds the lock.
+
+    On a file system without locks, the file's age is used instead.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -17,9 +17,11 @@ Parser = argparse.ArgumentParser
 
 
 class Command(NamedTuple):
-    """A command. Its module has a function ``add_NAME_options``, which also sets the function that runs the command, as
-    a default of the parser: either ``run``, which receives the parsed options, or ``run_words``, which receives the
-    parser and the unparsed arguments.
+    """A command.
+
+    Its module has a function ``add_NAME_options``, which also sets the function that runs the command, as a default of
+    the parser: either ``run``, which receives the parsed options, or ``run_words``, which receives the parser and the
+    unparsed arguments.
     """
 
     name: str

@@ -163,8 +163,9 @@ _AFTER_THE_SCRIPT = ("--nproc", "--vary", "--strong", "--set")
 
 
 def split_experiment(arguments: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str], bool]:
-    """Return ddpprof's own options, the command, and whether ``--`` precedes the command, which then may be any
-    program.
+    """Return ddpprof's own options, the command, and whether ``--`` precedes it.
+
+    After ``--``, the command may be any program.
     """
     arity = parser._option_string_actions  # noqa: SLF001 (argparse has no public way to ask for an option's arity)
     own: list[str] = []

@@ -1,5 +1,6 @@
-"""Print messages. No other module prints, because messages may contain text from untrusted files, which is cleaned
-here.
+"""Print messages.
+
+No other module prints, because messages may contain text from untrusted files, which is cleaned here.
 """
 
 from __future__ import annotations

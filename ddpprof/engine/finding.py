@@ -127,8 +127,9 @@ def calibrated(rule: str, predicted: Predicted) -> Predicted:
 
 
 def is_trusted(rule: str) -> bool:
-    """Return True if the rule may be recommended first. This is the case if no trials of the rule are known, or if at
-    least 80 % of them confirmed its advice.
+    """Return True if the rule may be recommended first.
+
+    This is the case if no trials of the rule are known, or if at least 80 % of them confirmed its advice.
     """
     tried = TRACK_RECORD.get(rule)
     return tried is None or tried.num_confirmed >= _RIGHT * tried.num_cases

@@ -192,8 +192,8 @@ def seed_ranks(framework: str | None, generators: Sequence[str]) -> str:
     """Return how to seed each rank differently.
 
     `generators`: generators that have the same state on all ranks, as device types or module names. If only the
-    accelerators' generators are identical, the CPU generator is not seeded. It often determines the order of the
-    samples, which must be the same on all ranks.
+    accelerators' generators are identical, the CPU generator is not seeded, because it often determines the order of
+    the samples, which must be the same on all ranks.
     """
     on_cpu = "cpu" in generators
     seeding = {"cpu": "torch.manual_seed", "numpy": "np.random.seed", "random": "random.seed"}

@@ -146,8 +146,9 @@ def _successful_end(folder: Path) -> TrialEnd | None:
 def conduct(
     directory: Path, experiment: Experiment, trials: Iterable[Trial]
 ) -> Iterator[tuple[Trial, TrialEnd | None]]:
-    """Run `trials`, and yield each trial and how it ended. If a trial is interrupted, yield the trial and ``None``, and
-    return.
+    """Run `trials`, and yield each trial and how it ended.
+
+    If a trial is interrupted, yield the trial and ``None``, and return.
 
     A variant that has failed is left out of later rounds. A trial is ended if it takes `_MUCH_LONGER` times as long as
     the longest successful trial before it. Raises `CannotRecord`.

@@ -128,8 +128,9 @@ _unreachable: dict[str, tuple[float, str]] = {}
 
 @contextmanager
 def explained(url: str) -> Iterator[None]:
-    """Convert any exception to `RemoteError`. Raise a `RemoteError` immediately if the server was unreachable a short
-    time ago.
+    """Convert any exception to `RemoteError`.
+
+    Raise a `RemoteError` immediately if the server was unreachable a short time ago.
     """
     server = "/".join(url.split("/", 3)[:3])
     when, text = _unreachable.get(server, (-math.inf, ""))

@@ -275,8 +275,9 @@ def _host_collectives(file: TraceRows, steps: StepFinder, phases: PhaseFinder, s
 
 
 def _awaited_ends(file: TraceRows, collectives: Collectives) -> Int64Column:
-    """Return the ends of collectives run by host threads. Collectives of the backward pass end before the optimizer
-    starts.
+    """Return the ends of collectives run by host threads.
+
+    Collectives of the backward pass end before the optimizer starts.
 
     A span ends only when its thread is scheduled again after the collective, which may be milliseconds late on a busy
     machine. A span that is open when the profiler stops ends with the trace. The backward pass waits for its

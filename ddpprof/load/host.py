@@ -64,8 +64,7 @@ def compute_pieces(
     is_call: NDArray[np.bool_],
     awaited_ns: Int64Column,
 ) -> tuple[Int64Column, Int64Column, NDArray[np.int64]]:
-    """Return compute on host threads: the outermost ops, minus the ``c10d::`` calls in them and the time spent waiting
-    for these calls.
+    """Return compute on host threads: the outermost ops, without their ``c10d::`` calls and the waits for these calls.
 
     `awaited_ns`: for each call, the end of the wait. The result is the start and end of each piece and the row of its
     op; pieces of one thread are disjoint.

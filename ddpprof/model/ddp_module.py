@@ -122,8 +122,9 @@ class Caps:
 
     @classmethod
     def of(cls, bucket_cap_mb: float | None = None, bucket_cap_mb_list: Sequence[float] = ()) -> Caps:
-        """Return the caps for DDP's arguments. A list overrides a single cap. Only with the default cap is the first
-        bucket small.
+        """Return the caps for DDP's arguments. A list overrides a single cap.
+
+        Only with the default cap is the first bucket small.
         """
         if bucket_cap_mb_list:
             return cls(per_bucket_bytes=tuple(int(cap * MIB) for cap in bucket_cap_mb_list))
@@ -216,8 +217,9 @@ class CompileOrder(StrEnum):
 
 
 class OptimizeDdp(StrEnum):
-    """Values of ``torch._dynamo.config.optimize_ddp``. PyTorch also accepts True for the first value, and False for the
-    last.
+    """Values of ``torch._dynamo.config.optimize_ddp``.
+
+    PyTorch also accepts True for the first value, and False for the last.
     """
 
     DDP_OPTIMIZER = "ddp_optimizer"

@@ -312,8 +312,9 @@ def _pulse(directory: Path, rank: int) -> Pulse | None:
 def overview_of(
     run: str, heads: dict[int, PulseHead], pulse: Pulse | None, now_ns: int, missing: tuple[str, ...]
 ) -> Overview:
-    """Return the overview of these ranks. `pulse`: pulse of the lowest rank, for the step times of the last few
-    minutes.
+    """Return the overview of these ranks.
+
+    `pulse`: pulse of the lowest rank, for the step times of the last few minutes.
     """
     ranks = tuple(rank_now(rank, head, now_ns) for rank, head in sorted(heads.items()))
     over = all(one.standing.is_over for one in ranks)

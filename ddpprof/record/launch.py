@@ -122,9 +122,11 @@ def refuse_without_torch() -> None:
 
 
 def clear_out(settings: Settings, inside: bool = False) -> Settings:
-    """Remove an earlier run before the job starts, if `force` is set. Return the settings without `force`, so that a
-    second job started by the same command cannot remove the run. `inside`: torchrun has started this process, possibly
-    as a restart. Raises ``RunExists`` if an earlier run must be kept.
+    """Remove an earlier run before the job starts, if `force` is set.
+
+    Return the settings without `force`, so that a second job started by the same command cannot remove the run.
+    `inside`: torchrun has started this process, possibly as a restart. Raises ``RunExists`` if an earlier run must be
+    kept.
     """
     directory = Path(settings.out)
     if inside and run_directory.is_restart(directory, settings):

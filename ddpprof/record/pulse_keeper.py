@@ -144,8 +144,8 @@ class PulseKeeper:
     def close(self, process_exits: bool = False) -> bool:
         """Copy the pulse one last time, and end the thread. Return False if the disk does not respond.
 
-        `process_exits`: whether the process is about to exit. If it is about to, but does not exit, the thread writes
-        the main thread's stack.
+        `process_exits`: whether the process is about to exit. If it fails to do so, the thread writes the main thread's
+        stack.
         """
         self._process_exits = process_exits
         self._ending.set()

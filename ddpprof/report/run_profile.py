@@ -86,8 +86,9 @@ class KnownRun:
 
 
 def profile_run(run: KnownRun, benches: Benches = NO_BENCHES, without: Collection[int] = ()) -> Profiled:
-    """Build the profile of a run from the bucket times in its record. If there are none, the profile is built from the
-    traces.
+    """Build the profile of a run from the bucket times in its record.
+
+    If there are none, the profile is built from the traces.
 
     `without`: ranks that are assumed to compute like the other ranks. Raises `DdpprofError` if the run does
     not have enough data; the message says what to record.
@@ -262,8 +263,9 @@ def _refuse_unknown_hooks(training: Training, benches: Benches) -> None:
 
 
 def refuse_unknown_hook(training: Training, option: str) -> None:
-    """Raise `DdpprofError` if a communication hook changes what is sent. `option`: the option that cannot be used in
-    that case.
+    """Raise `DdpprofError` if a communication hook changes what is sent.
+
+    `option`: the option that cannot be used in that case.
     """
     if not sends_unchanged(training.comm_hook):
         raise DdpprofError(

@@ -304,8 +304,9 @@ class Helpers:
             connection.close()
 
     def _outcomes(self) -> Iterator[_Outcome]:
-        """Yield the outcomes of the helpers that have begun. The others have taken no group, and no group is left for
-        them.
+        """Yield the outcomes of the helpers that have begun.
+
+        The others have taken no group, and no group is left for them.
         """
         for _, connection in self._running:
             if not connection.poll():

@@ -94,9 +94,10 @@ def place() -> str:
 
 
 def end_with_agent(agent: str) -> None:
-    """End this process when torchrun's process ends. A torchrun that is killed cannot end its ranks, which would
-    continue to train and keep their devices. Does nothing if torchrun runs elsewhere, for example outside this
-    container. `agent`: torchrun's PID, a space, and its `place`.
+    """End this process when torchrun's process ends.
+
+    A torchrun that is killed cannot end its ranks, which would continue to train and keep their devices. Does nothing
+    if torchrun runs elsewhere, for example outside this container. `agent`: torchrun's PID, a space, and its `place`.
     """
     import ctypes  # few processes need this module
     import signal
