@@ -212,7 +212,7 @@ class Tuning:
         return {result.trial.variant for result in self.results if result.problem is not None}
 
     def stopped(self) -> set[int]:
-        """Return the variants that need no more rounds: another variant is clearly faster, or they change the losses."""
+        """Return the variants that need no more rounds: another is clearly faster, or they change the losses."""
         out = self.refused() | self.failed()
         rounds = {number: self._rounds(number) for number in (NOW, *self._others) if number not in out}
         spread = max((self._start_ratio(number) or 1.0 for number in rounds), default=1.0) - 1
