@@ -89,7 +89,7 @@ class Table:
 
 
 def columns(*names: str, words: Collection[str] = ()) -> tuple[Column, ...]:
-    """Return columns of numbers, except that the columns named in `words` contain text."""
+    """Return the columns; those named in `words` contain text, and the others numbers."""
     return tuple(Column(name, is_number=name not in words) for name in names)
 
 

@@ -90,7 +90,7 @@ def shared_by(variant: Variant, setting: str, command: Sequence[str]) -> Variant
 
 
 def passed_on(choices: Iterable[str], command: Sequence[str]) -> list[str]:
-    """Return the names that are neither known to ddpprof nor options, and so are passed on to the script."""
+    """Return the names that are neither known to ddpprof nor options, and are therefore passed on to the script."""
     names = [_split(choice)[0] for choice in choices]
     return [name for name in names if _place(name, command) is _Place.ARGUMENT and not name.startswith("-")]
 

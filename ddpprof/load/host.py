@@ -297,7 +297,7 @@ def _objection(before: Trace, trace: Trace) -> str | None:
 
 
 def _counted_on(before: Trace, trace: Trace) -> Trace:
-    """Continue the step numbers of `before` if both traces have no numbers of their own and count from 0."""
+    """Continue the step numbers of `before` if neither trace has numbers of its own and both count from 0."""
     if not (before.steps and before.steps_are_counted and trace.steps_are_counted):
         return trace
     first = before.steps[-1].number + 1

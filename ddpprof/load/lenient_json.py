@@ -26,7 +26,7 @@ _CONTROL_TO_BLANK = bytes(32 if byte < 32 else byte for byte in range(256))
 
 
 def repair_json(text: bytes) -> bytes:
-    """Replace ``nan`` and ``inf`` by ``null``; escape lone backslashes; replace control characters and bad UTF-8."""
+    """Replace ``nan`` and ``inf`` with ``null``; escape lone backslashes; replace control characters and bad UTF-8."""
     repaired = _NOT_A_NUMBER.sub(rb"\1null", text)
     repaired = _BACKSLASH.sub(lambda match: match[0] if len(match[0]) > 1 else rb"\\", repaired)
     # Control characters between tokens are whitespace anyway, so this only changes the content of strings.

@@ -293,7 +293,7 @@ def _move_to_zero(copy: _Copy) -> int:
 
 
 def _number_threads(copy: _Copy) -> None:
-    """Replace thread names by numbers, because the plugin accepts only numbers."""
+    """Replace thread names with numbers, because the plugin accepts only numbers."""
     numbers: dict[object, int] = {}
     for event in copy.events:
         thread = event.get("tid")

@@ -33,7 +33,7 @@ class Activity(IntEnum, metaclass=InterruptibleEnum):
 
 
 class StepFlag(IntFlag, metaclass=InterruptibleEnum):
-    """A reason why a single step may take longer, without being a slowdown."""
+    """A reason, other than a slowdown, why a single step may take longer."""
 
     RECORDED = 1
     """ddpprof recorded the step, with or without the profiler"""

@@ -56,7 +56,7 @@ class Ring(NamedTuple):
         return self.at + number % self.num_places * self.row.size
 
     def spans(self, first: int, until: int) -> list[tuple[int, int]]:
-        """Return the byte ranges of the rows `first` to `until - 1`, as far as they are still stored."""
+        """Return the byte ranges of those of the rows `first` to `until - 1` that are still stored."""
         first = max(first, until - self.num_places)
         if first >= until:
             return []

@@ -100,7 +100,7 @@ class Mark(IntEnum, metaclass=InterruptibleEnum):
 
 
 class CollectiveKind(IntEnum, metaclass=InterruptibleEnum):
-    """Kind of collective, as far as the trace names it."""
+    """Kind of collective, if the trace names it."""
 
     OTHER = 0
     ALL_REDUCE = 1
@@ -144,7 +144,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroup:
-    """The process group of a collective, as far as the trace describes it."""
+    """The process group of a collective, with the details that the trace contains."""
 
     name: str | None = None
     size: int | None = None

@@ -78,7 +78,7 @@ class StepSlowdown(msgspec.Struct, frozen=True):
 
 
 class PauseKind(StrEnum):
-    """A reason why single steps take longer, without being a slowdown."""
+    """A reason, other than a slowdown, why single steps take longer."""
 
     SAVE = "save"
     EVALUATION = "evaluation"

@@ -330,7 +330,7 @@ class LevelShifts:
         )
 
     def _judge_again(self, slow: _Slow) -> None:
-        """Withdraw a short slowdown if its own steps show that step times vary by as much."""
+        """Withdraw a short slowdown if its own steps show that step times vary by that much."""
         if not 0 < len(slow.values) <= self._counts.most_normal:
             return
         self._noise = self._noise_of(self._with(slow.without_growth))
@@ -362,7 +362,7 @@ class _Values:
         return len(self.values)
 
     def extend(self, numbers: Int64Column, values: Floats, most: int | None = None) -> None:
-        """Add values, and keep the last `most`."""
+        """Add values, and keep only the last `most` values."""
         first = 0 if most is None else max(0, len(self) + len(values) - most)
         self.numbers = np.concatenate((self.numbers, numbers))[first:]
         self.values = np.concatenate((self.values, values))[first:]

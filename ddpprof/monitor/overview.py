@@ -160,7 +160,7 @@ def waiting_lines(ranks: Sequence[RankNow]) -> tuple[str, ...]:
 
 
 def _behind(ranks: Sequence[RankNow]) -> list[str]:
-    """Return a sentence that names the ranks that have begun fewer backward passes than ranks that wait."""
+    """Return a sentence that names the ranks that have begun fewer backward passes than the waiting ranks."""
     ahead = max(one.num_passes for one in ranks)
     late = [one for one in ranks if one.num_passes < ahead]
     waiting = [one for one in ranks if one.num_passes == ahead and _stands(one)]

@@ -249,7 +249,7 @@ def _gather(shared: Path) -> None:
 
 
 def _keep(content: bytes) -> None:
-    """Update the copy in the run directory and the rank's last step, unless they belong to another recording now."""
+    """Update the copy in the run directory and the rank's last step, unless they now belong to another recording."""
     head = content[: layout.HEAD_BYTES]
     identity, state = layout.decode_identity(head), layout.decode_state(content[layout.STATE_AT :])
     kept = Path(identity.kept)

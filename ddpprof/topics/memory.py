@@ -195,7 +195,7 @@ def memory_of_others(ranks: Sequence[RankMemory], _view: View) -> Iterator[Findi
 
 
 def device_memory_full(ranks: Sequence[RankMemory], view: View) -> Iterator[Finding]:
-    """Report an accelerator that is almost full if settings of DDP or the optimizer would free memory."""
+    """Report an accelerator whose memory is almost full if settings of DDP or the optimizer would free memory."""
     full = [
         (rank, use, rank.model)
         for rank in ranks

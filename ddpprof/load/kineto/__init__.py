@@ -126,7 +126,7 @@ def _with_place_of_end(header: Header, stream: Stream, text: bytes) -> Header:
 
 @contextmanager
 def _told_as_bad_trace(path: Location) -> Iterator[None]:
-    """Convert any error in reading the file to `BadTrace`."""
+    """Convert any error raised while reading the file to `BadTrace`."""
     try:
         yield
     except OSError as error:

@@ -327,7 +327,7 @@ _NOTHING = Arguments()
 
 
 def _known(values: Iterable[Any], otherwise: Iterable[Any]) -> Sequence[Any]:
-    """Replace values that are ``None`` by the corresponding values of `otherwise`.
+    """Replace values that are ``None`` with the corresponding values of `otherwise`.
 
     Nearly all files have no such values.
     """

@@ -94,7 +94,7 @@ class Chunks(list[_RowsT], Generic[_RowsT]):
             self._num_small = 0
 
     def become(self, rows: _RowsT) -> None:
-        """Replace all chunks by one chunk."""
+        """Replace all chunks with one chunk."""
         self[:] = [rows]
         self._num_small = 0
 
@@ -282,7 +282,7 @@ def _rename_lanes(lane: IntColumn, named: NDArray[np.int64]) -> None:
 
 
 def _numbered_lanes(lane: IntColumn) -> IntColumn:
-    """Return the column with temporary numbers of named lanes replaced by -1, -2, …, in order of first use."""
+    """Return the column with temporary numbers of named lanes replaced with -1, -2, …, in order of first use."""
     is_named = lane <= NAMED_LANE
     if is_named.any():
         number = _by_first_use(np.where(is_named, NAMED_LANE - lane.astype(np.int64), UNKNOWN))[1]

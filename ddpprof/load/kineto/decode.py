@@ -70,7 +70,7 @@ class Division:
 
 
 class OddLayoutError(Exception):
-    """The file cannot be read in batches, but possibly as a whole."""
+    """The file cannot be read in batches, but may be readable as a whole."""
 
 
 def split_at_array(stream: Stream, limits: Limits, batch_bytes: int) -> tuple[bytes | None, bytes]:
