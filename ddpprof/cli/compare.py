@@ -80,9 +80,9 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
         _ENV,
         nargs=2,
         metavar=("OLD", "NEW"),
-        help="record the job in two Python environments in turn, for example before and after an upgrade of PyTorch, "
-        "and compare the runs. OLD and NEW are Python interpreters or folders of virtual environments with PyTorch and "
-        "this version of ddpprof. Must be the last option; the arguments of ddpprof trace follow",
+        help="record the job alternately in two Python environments, for example before and after an upgrade of "
+        "PyTorch, and compare the runs. OLD and NEW are Python interpreters or folders of virtual environments with "
+        "PyTorch and this version of ddpprof. Must be the last option; the arguments of ddpprof trace follow",
     )
     add(
         "--rounds",

@@ -308,9 +308,7 @@ def _of_lone_evaluation(table: Table) -> Verdict | None:
 
 
 def _of_odd_calls(table: Table) -> Verdict | None:
-    """Diagnose ranks that all wait, if sequence numbers show which rank skipped a collective or called a different
-    one.
-    """
+    """Diagnose ranks that all wait, if sequence numbers show which one skipped or added a collective."""
     return _on_odd_rank(odd_by_calls(table), table)
 
 
@@ -378,9 +376,7 @@ def _of_fewer_passes(table: Table) -> Verdict | None:
 
 
 def _of_fewer_calls(table: Table) -> Verdict | None:
-    """Diagnose ranks that all wait in the same backward pass, if one has not begun a reduction that the others have
-    begun.
-    """
+    """Diagnose ranks that all wait in the same backward pass, if one has begun fewer reductions than the others."""
     return _on_odd_rank(behind_by_calls(table), table) if all(one.waits_in_reducer for one in table) else None
 
 

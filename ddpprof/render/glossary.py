@@ -278,9 +278,9 @@ TERMS = (
     ),
     Term(
         "verdict",
-        "The diagnosis of a job that hangs or has failed: the rank that is the cause, the reason, the line of code it "
-        "is at, and the ranks that wait for it. ddpprof diagnose prints it. ddpprof watch and ddpprof trace print it "
-        "as soon as a job hangs.",
+        "The diagnosis of a job that hangs or has failed: the rank at fault, the reason, the line of code at which "
+        "that rank is, and the ranks that wait for it. ddpprof diagnose prints it. ddpprof watch and ddpprof trace "
+        "print it as soon as a job hangs.",
         aliases=("hang", "diagnose"),
     ),
     Term(
@@ -333,7 +333,7 @@ TERMS = (
         "lossy",
         "A change that alters what training computes, such as sending gradients in half precision. It comes after "
         "all changes that keep the results, and ddpprof try and tune apply it only with --allow-lossy. Check that the "
-        "model still trains as well: in fp16, gradients below 3e-8 become zero.",
+        "model trains equally well with it: in fp16, gradients below 3e-8 become zero.",
         field="findings[].change.is_lossy",
         aliases=("allow lossy", "rounds gradients"),
     ),
