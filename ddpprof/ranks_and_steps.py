@@ -113,7 +113,7 @@ def default_steps(on_accelerator: bool) -> int:
 
 
 def options_for(num_steps: int, on_accelerator: bool = False) -> str | None:
-    """Return the options that record as much as possible of `num_steps` steps; ``None`` if nothing can be recorded."""
+    """Return the options that record as many of `num_steps` steps as possible; ``None`` if nothing can be recorded."""
     least = least_skipped(on_accelerator)
     if num_steps < max(_FEWEST, least + 1):
         return None

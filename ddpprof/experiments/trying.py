@@ -128,7 +128,7 @@ class TryReport:
 
 
 def promise_of(number: int, finding: Finding, change: Change, world_size: int | None) -> Promise:
-    """Return the promise of the finding with this number."""
+    """Return the `Promise` of the finding with this number."""
     arguments = change.values if change.kind is ChangeKind.DDP else ()
     return Promise(
         label=_label(change),

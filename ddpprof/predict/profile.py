@@ -34,7 +34,7 @@ _UNKNOWN_ERROR = 0.0625
 
 @dataclass(frozen=True, slots=True)
 class PassProfile:
-    """The synchronized backward passes of a step through the same DDP modules, which are assumed to be alike.
+    """The synchronized backward passes of a step through the same DDP modules, which are assumed to be equal.
 
     Times are for one pass, since the start of its part of the step.
     """

@@ -94,7 +94,7 @@ def first_words(finding: Finding) -> str:
 def sentence_after(report: Report, finding: Finding) -> str:
     """Return the sentence that follows the title of the first finding: its gain, if the finding has a gain.
 
-    Otherwise, return a sentence on a finding about time that this run is too short to decide, or an empty string.
+    If it has none, return a sentence on a finding about time for which this run is too short, or an empty string.
     """
     if finding.expected_ns is None:
         return f" {_undecided(report)}".rstrip()
@@ -134,7 +134,7 @@ def change_nothing(report: Report) -> str:
 
 
 def _undecided(report: Report) -> str:
-    """Return a sentence on a finding that a longer recording would decide; empty if there is none."""
+    """Return a sentence on a finding for which this run is too short; empty if there is none."""
     undecided = next((one for one in report.findings if one.longer_recording is not None), None)
     if undecided is None:
         return ""

@@ -228,7 +228,7 @@ class RecordingCost:
         return self.profiled_ns / self.off_ns if self.profiled_ns and self.off_ns else None
 
     def is_noise(self, ratio: float) -> bool:
-        """Return whether this ratio may be due to chance, because unrecorded steps vary as much."""
+        """Return whether this ratio may be due to chance, because the times of unrecorded steps vary by as much."""
         return ratio < 1 or (self.spread is not None and abs(ratio - 1) < self.spread)
 
 
