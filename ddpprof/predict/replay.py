@@ -316,8 +316,10 @@ class Training:
 
 
 def joint(trainings: Sequence[Training]) -> Training:
-    """Join the `Training` of each module in one backward pass into one. Raises `DdpprofError` if their settings
-    differ."""
+    """Join the trainings of the modules in one backward pass.
+
+    Raises `DdpprofError` if their settings differ.
+    """
     firsts = list(accumulate((len(one.gradients) for one in trainings), initial=0))
     common = {replace(one, gradients=(), buckets=(), modules=(), caps=Caps()) for one in trainings}
     if len(common) > 1:

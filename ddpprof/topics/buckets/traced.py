@@ -223,8 +223,10 @@ def _origins(trace: Trace) -> Int64Column:
 
 
 def _layout(passes: Sequence[TracedPass]) -> _Sizes:
-    """Return the layout that most passes fit. If several tie, the latest is returned, because DDP rebuilds its
-    buckets."""
+    """Return the layout that most passes fit.
+
+    If several tie, the latest is returned, because DDP rebuilds its buckets.
+    """
     counts = Counter(one.sizes for one in passes)
     votes = {sizes: sum(n for other, n in counts.items() if _fits(other, sizes)) for sizes in counts}
     last = {one.sizes: one.step for one in sorted(passes, key=lambda one: one.step)}
