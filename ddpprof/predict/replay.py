@@ -316,7 +316,7 @@ class Training:
 
 
 def joint(trainings: Sequence[Training]) -> Training:
-    """Join the trainings of the modules in one backward pass.
+    """Join the `Training` of each module in one backward pass into one.
 
     Raises `DdpprofError` if their settings differ.
     """
