@@ -86,7 +86,7 @@ class HangDetector:
     def look(self, missed_s: float = 0.0) -> Overdue | None:
         """Return the step that is overdue now; ``None`` if no step is overdue or nothing is known.
 
-        `missed_s`: delay of this check compared with its schedule, or the amount by which the clock was set.
+        `missed_s`: how late this check ran, or by how much the system clock was adjusted since the last check.
         """
         now = self._clock()
         if missed_s > _SLEPT_S:

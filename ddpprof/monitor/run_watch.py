@@ -112,7 +112,7 @@ class RunWatch:
             self._say(f"the run is in {self._out}. View its ranks with: ddpprof top {self._out}")
 
     def _directory(self) -> Path | None:
-        """Return the directory of the attempt that is running, once there is one."""
+        """Return the directory of the running attempt; ``None`` if none has started yet."""
         return rundir.last_attempt(self._out) if rundir.is_run(self._out) else None
 
 

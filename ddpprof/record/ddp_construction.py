@@ -445,7 +445,7 @@ def _constructor_with_hook(original: Callable[..., None], name: str) -> Callable
 
 
 def _forward_in_turn(original: Callable[..., Any], num_passes: int) -> Callable[..., Any]:
-    """Return a forward after which only every `num_passes`-th backward pass of a module reduces gradients."""
+    """Wrap ``forward`` so that only every `num_passes`-th backward pass of a module reduces gradients."""
     begun: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:

@@ -212,9 +212,9 @@ class Agreement:
     """Lets the ranks of a job agree, through the job's store, on where and what to record."""
 
     def __init__(self, store: Store, world_size: int, group: Sequence[int]) -> None:
-        """Create this rank's part of the agreement.
+        """Prepare the coordination with the other ranks.
 
-        `store`: the job's store, with a prefix reserved for this agreement. `group`: the ranks that average gradients
+        `store`: the job's store, with a key prefix reserved for this purpose. `group`: the ranks that average gradients
         together, including this one.
         """
         self.store = store
@@ -300,7 +300,7 @@ _LAST_PATIENCE_S = 0.5
 
 
 class JobRank:
-    """The rank of this process: takes part in the agreement of all ranks, and owns the rank's files."""
+    """Coordinates this process's rank with the other ranks, and manages the files that the rank writes."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

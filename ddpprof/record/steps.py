@@ -135,10 +135,10 @@ class StepDetector:
         self.num_optimizer_steps = 0
 
     def step_marked(self) -> bool:
-        """Handle a step end that the script marks. Return True if a step ends now.
+        """Handle a mark of the script at the end of a step. Return True if the mark ends a step.
 
-        The first mark ends no step if an optimizer has just ended it. No step ends before the ranks have synchronized
-        for the first time.
+        The first mark is ignored if an optimizer has just ended the step. No step ends before the ranks have
+        synchronized for the first time.
         """
         ends = bool(self._synchronized) or (self._explicit and self._has_synchronized)
         self._explicit = True

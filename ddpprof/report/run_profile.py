@@ -166,7 +166,7 @@ def _profiled_by_number(recorded: Recorded) -> HostTimes:
 
 
 def _slowed_ns_per_byte(report: Report, training: Training) -> float:
-    """Return the cost of communication to computation, ns per byte, or 0 if unknown.
+    """Return how much concurrent communication slows computation, in ns per byte sent; 0 if unknown.
 
     The cost is derived from the durations of kernels with and without concurrent communication.
     """

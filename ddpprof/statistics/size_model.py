@@ -93,7 +93,7 @@ def _sorted(sizes: Sequence[float], times_ns: Sequence[float]) -> tuple[_Values,
 
 
 def _fit(x: _Values, y: _Values) -> SizeModel:
-    """Fit a line, or a floor and a line, with every division of the sizes. Return the fit with the smallest BIC."""
+    """Fit a line, or a constant up to some size and a line above it. Return the fit with the smallest BIC."""
     best, least = None, np.inf
     starts = np.flatnonzero(np.diff(x, prepend=-np.inf))  # the first point of each size
     for first in starts[: len(starts) - _LEAST_ON_LINE + 1]:

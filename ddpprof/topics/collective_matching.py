@@ -1,9 +1,9 @@
 """Match the rows of different ranks that are the same collective.
 
-Rows are candidates for a match (a line) if they belong to the same process group and have the same sequence number. If
-the trace has no sequence numbers, they must have the same position in the launch order of steps with the same number. A
-line is a match if kind and size agree. Point-to-point sends and receives, and rows with neither step nor sequence
-number, are left out.
+Rows of the same process group with the same sequence number form a *line*, which is a candidate for a match. Without
+sequence numbers, rows form a line if they have the same step number and the same position in the launch order of their
+step. A line is a match if kind and size agree. Point-to-point sends and receives, and rows with neither step nor
+sequence number, are left out.
 """
 
 from __future__ import annotations

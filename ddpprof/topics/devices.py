@@ -238,8 +238,9 @@ def data_parallel_table(found: DataParallelReport, _report: ReportView) -> Itera
         "DataParallel data transfers between devices, ms per step (medians)",
         tuple(map(Column, ("forwards", "replicate", "scatter", "gather", "reduce", "exposed"))),
         ((str(step.num_forwards), *map(ms, values)),),
-        "replicate: parameters to every device; scatter: the batch, and gradients of the output; gather: the output to "
-        "one device; reduce: gradients; exposed: while no device computes",
+        "replicate: copies parameters to every device; scatter: splits the batch, and the gradients of the output, "
+        "across devices; gather: collects the output on one device; reduce: sums gradients; exposed: time in which no "
+        "device computes",
     )
 
 

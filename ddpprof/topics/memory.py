@@ -247,8 +247,8 @@ _PARTS = {
 _TO_LOWER_PEAK = {
     "forward": "torch.utils.checkpoint recomputes activations in the backward pass instead of keeping them",
     "backward": "torch.utils.checkpoint recomputes activations in the backward pass instead of keeping them",
-    "optimizer": "the optimizer's argument foreach=False or, where it exists, fused=True avoids copies of the size of "
-    "the parameters",
+    "optimizer": "foreach=False in the optimizer, or fused=True if it supports that, avoids temporary copies as large "
+    "as the parameters",
 }
 """part of the step with the peak → a change that lowers the peak"""
 

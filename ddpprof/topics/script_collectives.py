@@ -95,9 +95,10 @@ class _Calls:
 def measure_outside(
     trace: Trace, step: int, parameters: Sequence[Sequence[int]], recorded: RecordedStep | None = None
 ) -> tuple[OutsideCalls, ...] | None:
-    """Measure the step with index `step`; ``None`` if the trace has no DDP forward.
+    """Measure the collectives outside DDP in the step with index `step`; ``None`` if the trace has no DDP forward.
 
-    `parameters`: bytes of each parameter of each DDP module, if known. `recorded`: the step in ddpprof's record.
+    `parameters`: bytes of each parameter of each DDP module, if known. `recorded`: the same step as recorded by
+    ddpprof.
     """
     host, comm = trace.host_spans, trace.collectives
     if not (host.mark == Mark.FORWARD).any():

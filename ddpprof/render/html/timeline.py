@@ -282,7 +282,7 @@ def coarsen(fine: SpanColumns, grain_ns: int) -> SpanColumns:
 
 
 def grain_for(lanes: Sequence[SpanColumns], most: int, length_ns: int) -> int:
-    """Return the smallest grain, in ns, with which all lanes have at most `most` spans in total; 0 merges no spans."""
+    """Return the smallest `grain_ns` of `coarsen` with which all lanes have at most `most` spans in total."""
     grain_ns, finest = 0, max(1, length_ns >> 14)
     while sum(len(coarsen(one, grain_ns)) for one in lanes) > most and grain_ns < length_ns:
         grain_ns = max(finest, 2 * grain_ns)

@@ -153,7 +153,7 @@ class _Parts:
     optimizer: Spans
 
     def between(self, begin: int, end: int) -> dict[str, int]:
-        """Return the lengths of the parts of own time, by field of `StepProgress`."""
+        """Return how long each part of the rank's own time took, by field of `StepProgress`."""
         forward = _within(self.forward, begin, end)
         left = subtract(Spans(np.array([begin]), np.array([end])), _within(self.waiting, begin, end))
         parts = {"data_ns": _within(self.data, begin, end), "forward_ns": forward}

@@ -164,8 +164,8 @@ def _is_out_of_proportion(lateness: Lateness, view: View) -> bool:
 def _slept_ns(lateness: Lateness, view: View) -> int:
     """Return how long the slowest rank slept while other ranks waited, ns per step; 0 if unknown or if it never slept.
 
-    This is its lateness minus the time for which its threads ran or waited for a core longer than on other ranks. The
-    result is 0 if the rank is late because of its DataLoader, because other work may delay the workers.
+    This is its lateness minus the extra time, compared with other ranks, in which its threads ran or waited for a core.
+    The result is 0 if the rank is late because of its DataLoader, whose workers may be delayed by other work.
     """
     slowest = lateness.stragglers[0]
     if slowest.part is OwnTimePart.DATA:
