@@ -144,7 +144,7 @@ def promise_of(number: int, finding: Finding, change: Change, world_size: int | 
     )
 
 
-_CHANGES_ORDER = (ChangeKind.NO_SYNC, ChangeKind.COMPILATION)
+_CHANGES_ORDER = (ChangeKind.NO_SYNC, ChangeKind.COMPILATION, ChangeKind.ENVIRONMENT)
 """kinds of changes that add gradients or results in another order"""
 
 

@@ -6,7 +6,7 @@ The number of threads of a single rank may match the number of cores, but all ra
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ddpprof.engine.finding import Finding, environment_change, only_known
 from ddpprof.engine.topic import Topic, View
@@ -110,7 +110,10 @@ def threads_exceed_cores(threads: HostThreads, view: View) -> Iterator[Finding]:
         None,
         comes_first=threads.wait,
         subject={"host": host.host},
-        change=environment_change(OMP_NUM_THREADS=str(fit)),
+        change=replace(
+            environment_change(OMP_NUM_THREADS=str(fit)),
+            code=f"OMP_NUM_THREADS={fit}, and torch.set_num_threads({fit}) where the script calls it",
+        ),
         numbers=only_known(num_threads=host.num_threads, num_cores=host.num_cores, num_ranks=host.num_ranks),
     )
 

@@ -108,6 +108,15 @@ def test_a_change_of_the_losses_is_no_advice() -> None:
     assert tried(PREDICTED, 90, 91, 89, 90, losses=losses(1.5)).outcome is Outcome.OTHER_RESULTS
 
 
+def test_another_number_of_threads_may_round_otherwise() -> None:
+    """As in an agent's trial: a difference of 1.3e-7 between the losses."""
+    finding = Finding("threads-exceed-cores", "t", "e", "a", None, change=environment_change(OMP_NUM_THREADS="1"))
+    assert finding.change is not None
+    promise = promise_of(1, finding, finding.change, 2)
+    assert tried(promise, 90, 91, 89, 90, losses=losses(2.0 * (1 + 1.3e-7))).outcome is Outcome.CONFIRMED
+    assert tried(promise, 90, 91, 89, 90, losses=losses(1.5)).outcome is Outcome.OTHER_RESULTS
+
+
 def test_workers_may_draw_other_augmentations() -> None:
     loading = Finding("idle-for-data", "t", "e", "a", 9 * MS)
     promise = promise_of(1, loading, loader_change(None, 4, True), 2)
