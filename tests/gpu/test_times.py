@@ -102,3 +102,11 @@ def test_a_line_that_reads_the_device_and_the_time_that_it_then_idles(train: Tra
     (finding,) = [one for one in made.findings if one.rule == "host-reads"]
     assert finding.gain_ns == pytest.approx(20e6, rel=0.25)
     assert "reading.py:17 in train calls item() 1 times per step" in finding.evidence
+
+
+def test_the_exchanges_of_sync_batch_norm(train: Train, own_gpus: None, with_nccl: None) -> None:
+    """Each layer exchanges its statistics once in the forward, and the sums of its gradients once in the backward."""
+    findings = report(train("synced.py", trace=())).findings
+    (found,) = [one for one in findings if one.rule == "layer-collectives"]
+    assert (found.numbers["num_forward"], found.numbers["num_backward"]) == (3, 3)
+    assert found.numbers["exposed_ns"] > 0
