@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -74,6 +75,11 @@ def _quota_of(group: Path) -> tuple[int, int]:
         return (-1 if quota == "max" else int(quota)), int(period)
     quota, period = ((group / f"cpu.cfs_{name}_us").read_text(encoding="utf-8") for name in ("quota", "period"))
     return int(quota), int(period)
+
+
+def own_cores() -> tuple[int, ...] | None:
+    """Return the cores that this process may use, sorted; ``None`` if the system does not report them."""
+    return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else None
 
 
 @dataclass(frozen=True, slots=True)

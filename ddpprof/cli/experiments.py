@@ -328,7 +328,7 @@ def run_trials(directory: Path, experiment: Experiment, without: Container[int] 
     from datetime import timedelta
     from statistics import median
 
-    from ddpprof.experiments.conduct import conduct, remaining, steps_of
+    from ddpprof.experiments.conduct import conduct, remaining, steps_of, still_needed
     from ddpprof.layout import count as number_of
 
     trials = [one for one in remaining(directory, experiment) if one.variant not in without]
@@ -352,7 +352,7 @@ def run_trials(directory: Path, experiment: Experiment, without: Container[int] 
                 failed.add(trial.variant)
             seconds.append(ended.seconds)
             index = trials.index(trial) + 1
-            following = [one for one in trials[index:] if one.variant not in failed]
+            following = still_needed(experiment, trials[index:], failed)
             left_s = median(seconds) * len(following)
             done = total - len(trials) + index
             _say(f"[{done}/{total}] {_outcome(directory, experiment, trial, ended)}")
@@ -370,13 +370,12 @@ def run_trials(directory: Path, experiment: Experiment, without: Container[int] 
 
 def _warn_of_other_work() -> None:
     """Print a note if other processes are using many of this machine's cores."""
-    import os
     import time
 
     from ddpprof.layout import count as number_of
-    from ddpprof.linux_files import ticks_of
+    from ddpprof.linux_files import own_cores, ticks_of
 
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    cores = own_cores() or ()
     before = ticks_of(cores)
     if before is None:
         return

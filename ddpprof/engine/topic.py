@@ -175,7 +175,7 @@ class TableSchema(Generic[_OfRun]):
 
 @dataclass(frozen=True, slots=True)
 class FileMeasures(Generic[_OfRun]):
-    """Measures of a job, read from a file that another tool wrote."""
+    """What another tool measured in a job, read from its file."""
 
     measured: _OfRun
     backend: str | None

@@ -156,7 +156,7 @@ def conduct(
     failed: set[int] = set()
     seconds = [one.seconds for trial in experiment.trials() if (one := _successful_end(directory / trial.name))]
     for trial in trials:
-        if trial.variant in failed or _has_nothing_to_compare(experiment, failed):
+        if not still_needed(experiment, [trial], failed):
             continue
         folder, variant = directory / trial.name, experiment.variants[trial.variant]
         limit_s = max(_LEAST_LIMIT_S, _MUCH_LONGER * max(seconds)) if seconds else None
@@ -177,10 +177,15 @@ _LEAST_LIMIT_S = 300.0
 """minimum time limit of a trial, seconds"""
 
 
-def _has_nothing_to_compare(experiment: Experiment, failed: Collection[int]) -> bool:
-    """Return True if `ddpprof try` cannot compare: the unchanged job has failed, or the job with each change has."""
-    is_over = 0 in failed or len(failed) >= len(experiment.variants) - 1
-    return experiment.kind is ExperimentKind.TRY and bool(failed) and is_over
+def still_needed(experiment: Experiment, trials: Iterable[Trial], failed: Collection[int]) -> list[Trial]:
+    """Return the trials that are worth running after the variants in `failed` have failed.
+
+    `ddpprof try` needs the unchanged job, and at least one change to compare it with.
+    """
+    left = set(range(len(experiment.variants))).difference(failed)
+    if experiment.kind is ExperimentKind.TRY and (0 not in left or left == {0}):
+        return []
+    return [trial for trial in trials if trial.variant in left]
 
 
 def run_profile(directory: Path, experiment: Experiment) -> TrialEnd | None:

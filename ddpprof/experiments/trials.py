@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from ddpprof import rundir
 from ddpprof.errors import DdpprofError
-from ddpprof.experiments.conduct import steps_of
+from ddpprof.experiments.conduct import steps_of, still_needed
 from ddpprof.experiments.plan import Experiment, Trial, read_end
 from ddpprof.files import Location
 from ddpprof.load.record import load_losses
@@ -168,7 +168,7 @@ def problems(experiment: Experiment, results: Sequence[TrialResult]) -> tuple[st
     ]
     said += [short for number in range(len(experiment.variants)) if (short := _short(experiment, results, number))]
     failed, known = {r.trial.variant for r in results if r.problem is not None}, {r.trial for r in results}
-    undone = sum(trial not in known and trial.variant not in failed for trial in experiment.trials())
+    undone = sum(trial not in known for trial in still_needed(experiment, experiment.trials(), failed))
     return (*said, *([f"{undone} of {experiment.num_trials} trials have not been run"] if undone else []))
 
 

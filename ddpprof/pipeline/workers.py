@@ -29,7 +29,7 @@ from ddpprof import own_files
 from ddpprof.child_processes import safe_path, start_resource_tracker
 from ddpprof.errors import DdpprofError, how_to_install
 from ddpprof.files import Location
-from ddpprof.linux_files import available_bytes
+from ddpprof.linux_files import available_bytes, own_cores
 from ddpprof.load.file_bytes import begin_reading_process
 from ddpprof.model import DdpModule
 from ddpprof.own_files import choose_temporary_directory
@@ -169,7 +169,7 @@ def _make_entry(index: int, task: RankTask, cache: Cache, num_processes: int) ->
 
 
 def _that_fit(largest_bytes: int) -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(own_cores() or ()) or os.cpu_count() or 1
     memory = available_bytes()
     if memory is None:
         return cores

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from msgspec import structs
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpprof.linux_files import cpu_quota
+from ddpprof.linux_files import cpu_quota, own_cores
 from ddpprof.model import DETAILED_MODES, DataParallelModule, Forward, RecordedStep, RpcCall, StepMode
 from ddpprof.model.backends import standard_name
 from ddpprof.model.ddp_module import CompileOrder
@@ -170,7 +170,7 @@ class JobEnvironment(Listener):
 
     def facts(self) -> dict[str, Any]:
         """Return what was recorded, as fields of the `Record`."""
-        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+        cores = own_cores()
         if self._links is None and self._groups:
             with suppress(Exception):  # without this fact, the record is still useful
                 self._links = link_facts(self._of_ddp["backend"])

@@ -164,7 +164,7 @@ def compiles_nothing(found: CompiledGraphs, _view: View) -> Iterator[Finding]:
 
 
 def one_graph(found: CompiledGraphs, view: View) -> Iterator[Finding]:
-    """Report a model compiled as one graph, in which case no communication overlaps with its backward pass."""
+    """Report a model that is compiled as one graph: no communication then overlaps with its backward pass."""
     if len(found.groups_ns) != 1 or not view.worth(view.exposed_ns):
         return
     is_cut = found.optimize_ddp == OptimizeDdp.DDP_OPTIMIZER

@@ -6,9 +6,9 @@ The number of threads of a single rank may match the number of cores, but all ra
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from ddpprof.engine.finding import Finding, environment_change, only_known
+from ddpprof.engine.finding import Change, ChangeKind, Finding, only_known
 from ddpprof.engine.topic import Topic, View
 from ddpprof.model import Record
 from ddpprof.model.whole_run import RankWholeRun
@@ -110,9 +110,10 @@ def threads_exceed_cores(threads: HostThreads, view: View) -> Iterator[Finding]:
         None,
         comes_first=threads.wait,
         subject={"host": host.host},
-        change=replace(
-            environment_change(OMP_NUM_THREADS=str(fit)),
-            code=f"OMP_NUM_THREADS={fit}, and torch.set_num_threads({fit}) where the script calls it",
+        change=Change(
+            ChangeKind.ENVIRONMENT,
+            {"OMP_NUM_THREADS": str(fit)},
+            f"OMP_NUM_THREADS={fit}, and torch.set_num_threads({fit}) where the script calls it",
         ),
         numbers=only_known(num_threads=host.num_threads, num_cores=host.num_cores, num_ranks=host.num_ranks),
     )

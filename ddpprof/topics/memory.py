@@ -86,8 +86,9 @@ def measure_memory(record: Record, modules: Sequence[DdpModule] = ()) -> RankMem
 def _peak_in(peaks: Sequence[MemoryPeak], device: int | None, peak_bytes: int | None) -> str | None:
     """Return the part of the step in which the memory of a device, or of the host, reached `peak_bytes`."""
     found = next((one for one in peaks if one.device == device), None)
-    is_same = found is not None and peak_bytes is not None and found.peak_bytes >= _SAME_PEAK * peak_bytes
-    return found.part if found is not None and is_same else None
+    if found is None or peak_bytes is None or found.peak_bytes < _SAME_PEAK * peak_bytes:
+        return None
+    return found.part
 
 
 _SAME_PEAK = 0.98
@@ -244,9 +245,10 @@ _PARTS = {
     "optimizer": "the optimizer's step",
     "other": "code outside the forward, backward and optimizer",
 }
+_CHECKPOINTING = "torch.utils.checkpoint recomputes activations in the backward pass instead of keeping them"
 _TO_LOWER_PEAK = {
-    "forward": "torch.utils.checkpoint recomputes activations in the backward pass instead of keeping them",
-    "backward": "torch.utils.checkpoint recomputes activations in the backward pass instead of keeping them",
+    "forward": _CHECKPOINTING,
+    "backward": _CHECKPOINTING,
     "optimizer": "foreach=False in the optimizer, or fused=True if it supports that, avoids temporary copies as large "
     "as the parameters",
 }

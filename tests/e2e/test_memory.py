@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 from jobs import QUICK, Run, on_ranks
 
+from ddpprof.doctor.installation import SCRIPTS
+
+GPU_SCRIPTS = Path(__file__).resolve().parents[1] / "gpu" / "scripts"
+
 MORE_BYTES = 300 * 10**6
 
 KEEPS = f"""
@@ -85,56 +89,12 @@ def test_the_memory_of_ddp_is_what_torch_and_the_process_hold(
     assert abs(saved - PARAMETER_BYTES) < 0.1 * PARAMETER_BYTES
 
 
-PEAK = """
-import os, torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-dist.init_process_group("gloo")
-torch.set_num_threads(1)
-
-def allocates(part):
-    if part == os.environ["PART"]:
-        torch.ones(100_000_000).sum()
-
-class Scale(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        allocates("forward")
-        return x * 2
-    @staticmethod
-    def backward(ctx, gradient):
-        allocates("backward")
-        return gradient * 2
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.Linear(64, 64)
-    def forward(self, x):
-        return Scale.apply(self.linear(x))
-
-class Optimizer(torch.optim.SGD):
-    def step(self, closure=None):
-        allocates("optimizer")
-        return super().step(closure)
-
-model = DDP(Model())
-optimizer = Optimizer(model.parameters(), lr=0.1)
-for step in range(30):
-    optimizer.zero_grad()
-    model(torch.randn(8, 64)).sum().backward()
-    optimizer.step()
-    allocates("other")
-dist.barrier()
-dist.destroy_process_group()
-"""
-
-
 @pytest.mark.parametrize("part", ["forward", "backward", "optimizer", "other"])
 def test_the_part_of_the_step_with_the_peak_is_named(
-    part: str, tmp_path: Path, ddpprof: Run, report: Callable[[str], dict[str, Any]]
+    part: str, ddpprof: Run, report: Callable[[str], dict[str, Any]]
 ) -> None:
-    (tmp_path / "peak.py").write_text(PEAK)
-    done = ddpprof("trace", "--quiet", "--out", "run", *QUICK, *on_ranks(2, "peak.py"), PART=part)
+    job = (str(GPU_SCRIPTS / "peaks.py"), "--part", part)
+    done = ddpprof("trace", "--quiet", "--out", "run", *QUICK, *job, PYTHONPATH=str(SCRIPTS))
     assert done.returncode == 0, done.stderr
     for memory in report("run")["memory"]:
         assert memory["peak_in"] == part

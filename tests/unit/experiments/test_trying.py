@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from ddpprof.engine.finding import (
 )
 from ddpprof.errors import DdpprofError
 from ddpprof.experiments.plan import ExperimentKind, Trial, Variant
+from ddpprof.experiments.trials import TrialResult, problems
 from ddpprof.experiments.trying import Promise, TriedPromise, Trying, TryPlan, promise_of, variant_with
 from ddpprof.layout import Line
 from ddpprof.model.json_files import Outcome
@@ -106,6 +108,15 @@ def losses(ours: float) -> dict[Trial, Any]:
 def test_a_change_of_the_losses_is_no_advice() -> None:
     assert tried(PREDICTED, 90, 91, 89, 90, losses=losses(2.0)).outcome is Outcome.CONFIRMED
     assert tried(PREDICTED, 90, 91, 89, 90, losses=losses(1.5)).outcome is Outcome.OTHER_RESULTS
+
+
+def test_trials_that_are_not_needed_any_more_are_not_missed() -> None:
+    """The only change has failed, so the unchanged job is not run again."""
+    experiment = planned(ExperimentKind.TRY, Variant(2), Variant(2, "changed"), rounds=5)
+    results = [result(0, 0, (100.0,) * 20), TrialResult(Trial(1, 0), problem="exit code 1")]
+    assert problems(experiment, results) == ("changed, 2 processes, round 1: exit code 1",)
+    sweep = replace(experiment, kind=ExperimentKind.SWEEP)
+    assert problems(sweep, results)[1:] == ("4 of 10 trials have not been run",)
 
 
 def test_another_number_of_threads_may_round_otherwise() -> None:
