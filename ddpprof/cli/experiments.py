@@ -333,7 +333,7 @@ def run_trials(directory: Path, experiment: Experiment, without: Container[int] 
 
     trials = [one for one in remaining(directory, experiment) if one.variant not in without]
     if trials:
-        _warn_of_other_work()
+        warn_of_other_work()
     total, seconds = experiment.num_trials, []
     if trials:
         cpu, accelerator = (
@@ -368,7 +368,7 @@ def run_trials(directory: Path, experiment: Experiment, without: Container[int] 
     return False
 
 
-def _warn_of_other_work() -> None:
+def warn_of_other_work() -> None:
     """Print a note if other processes are using many of this machine's cores."""
     import time
 

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from ddpprof.report import Report
 
 _ROUNDS = 5
+_TIMED_STEPS = 10
+_MOST_TIMED_STEPS = 100
+_TIMED_S = 1.0
+"""short steps vary more, so that more than `_TIMED_STEPS` are timed: as many as take this long, seconds"""
 _START_S = 5.0
 """typical time from the start of a job until training begins, seconds"""
 
@@ -71,9 +75,8 @@ def add_try_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--timed-steps",
         type=positive,
-        default=10,
         metavar="N",
-        help="number of steps to time in each run (%(default)s)",
+        help=f"number of steps to time in each run (at least {_TIMED_STEPS}, and more if steps are short)",
     )
     add("--out", type=local, metavar="DIR", help="folder for the trials (default: runs/try-SCRIPT-TIME)")
     add("--force", action="store_true", help="replace an earlier experiment in DIR")
@@ -183,7 +186,7 @@ def _as_it_is(options: argparse.Namespace, report: Report) -> Experiment:
     if not job.is_one_node:
         raise DdpprofError("the job ran on several nodes, but ddpprof try can start it only on this node.")
     torchrun = job.options.torchrun
-    return Experiment(
+    experiment = Experiment(
         format=EXPERIMENT_FORMAT,
         kind=ExperimentKind.TRY,
         command=job.words,
@@ -193,9 +196,28 @@ def _as_it_is(options: argparse.Namespace, report: Report) -> Experiment:
         rounds=2 * (options.rounds or _ROUNDS),
         enough_rounds=options.rounds or _ROUNDS,
         skip_first=options.skip_first,
-        timed_steps=options.timed_steps,
+        timed_steps=options.timed_steps or _TIMED_STEPS,
         torchrun=None if torchrun is None else tuple(torchrun),
     )
+    return experiment if options.timed_steps else _with_enough_steps(experiment, report)
+
+
+def _with_enough_steps(experiment: Experiment, report: Report) -> Experiment:
+    """Return the experiment with more timed steps if steps are short and training is long enough."""
+    from dataclasses import replace
+    from math import ceil
+
+    from ddpprof.experiments.conduct import steps_of
+
+    if not report.step_ns or report.job.num_steps is None:
+        return experiment
+    wanted = min(_MOST_TIMED_STEPS, ceil(_TIMED_S * 1e9 / report.step_ns))
+    others = steps_of(experiment, experiment.variants[0], _is_on_accelerator(report)) - experiment.timed_steps
+    return replace(experiment, timed_steps=max(_TIMED_STEPS, min(wanted, report.job.num_steps - others)))
+
+
+def _is_on_accelerator(report: Report) -> bool:
+    return report.job.device not in (None, "cpu")
 
 
 def _refuse_others_run(options: argparse.Namespace) -> None:
@@ -296,7 +318,7 @@ def _say_plan(experiment: Experiment, report: Report, promises: list[Promise], p
 
     starts = (experiment.enough_rounds or experiment.rounds) * (1 + len(promises))
     now = experiment.variants[0]
-    steps = steps_of(experiment, now, report.job.device not in (None, "cpu"))
+    steps = steps_of(experiment, now, _is_on_accelerator(report))
     seconds = starts * (_START_S + steps * (report.step_ns or 0) / 1e9)
     long = f"{seconds:.0f} s" if seconds < 100 else in_minutes(seconds)
     progress(

@@ -18,6 +18,7 @@ from ddpprof.cli.experiments import (
     resumed,
     show_at_the_end,
     steps_in_words,
+    warn_of_other_work,
 )
 from ddpprof.cli.job import default_out, split_experiment
 from ddpprof.cli.reading import measured_network
@@ -239,6 +240,7 @@ def _try_all(directory: Path, command: tuple[str, ...]) -> tuple[KeptTuning, boo
     left = experiment.num_trials - len(again)
     profile = read_end(directory / PROFILE_DIRECTORY)
     if left:
+        warn_of_other_work()
         settings = number_of(len(experiment.variants), "setting")
         minutes = "" if profile is None else f", at most {in_minutes(profile.seconds * left)}"
         progress(

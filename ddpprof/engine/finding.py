@@ -225,7 +225,7 @@ _REPLAYED = (
 """rules for changes whose effect only a replay of the steps can predict"""
 
 
-_IN_VAIN = (Outcome.NO_DIFFERENCE, Outcome.SLOWER, Outcome.OTHER_RESULTS)
+_IN_VAIN = (Outcome.NO_DIFFERENCE, Outcome.SLOWER, Outcome.OTHER_RESULTS, Outcome.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +276,7 @@ class Finding:
     @property
     def is_trusted(self) -> bool:
         """Whether the finding may be recommended first: its gain was measured, or trials of its rule allow it."""
-        return self.measured is not None or is_trusted(self.rule)
+        return self.is_decided or is_trusted(self.rule)
 
     @property
     def is_lossy(self) -> bool:
@@ -284,8 +284,13 @@ class Finding:
         return self.change is not None and self.change.is_lossy
 
     @property
+    def is_decided(self) -> bool:
+        """Whether the change was tried, and the trials were enough for a verdict."""
+        return self.measured is not None and self.measured.outcome is not Outcome.CANNOT_TELL
+
+    @property
     def gives_nothing(self) -> bool:
-        """Whether the change was tried and did not make the step shorter, or changed the results of training."""
+        """Whether trials showed that the change does not make the step shorter, changes the losses, or fails."""
         return self.measured is not None and self.measured.outcome in _IN_VAIN
 
     @property

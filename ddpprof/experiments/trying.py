@@ -70,8 +70,9 @@ class Promise:
     rule: str = ""
     title: str = ""
     gain_ns: int | None = None
+    """expected gain, ns per step; without `predicted`, an upper bound"""
     predicted: Predicted | None = None
-    """the predicted gain; if ``None``, `gain_ns` is an upper bound"""
+    """predicted gain with its interval"""
     is_lossy: bool = False
     keeps_order: bool = True
     """True if gradients are added in the same order and losses should be bit-identical"""
@@ -82,10 +83,6 @@ class Promise:
     def least_ns(self) -> int:
         """Lower end of the predicted gain."""
         return max(0, self.predicted.low_ns) if self.predicted is not None else 0
-
-    @property
-    def expected_ns(self) -> int:
-        return self.predicted.gain_ns if self.predicted is not None else (self.gain_ns or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +133,7 @@ def promise_of(number: int, finding: Finding, change: Change, world_size: int | 
         number=number,
         rule=finding.rule,
         title=finding.title,
-        gain_ns=finding.gain_ns,
+        gain_ns=finding.expected_ns,
         predicted=finding.predicted,
         is_lossy=change.is_lossy,
         keeps_order=change.kind not in _CHANGES_ORDER and keeps_order(arguments, world_size),
@@ -239,7 +236,8 @@ class Trying:
         failed = variant in self.failed
         if ratio is None:
             outcome = Outcome.FAILED if failed else Outcome.CANNOT_TELL
-            return TriedPromise(promise, outcome, None, None, None, None)
+            measured = Measured(None, None, None, outcome, 0) if failed else None
+            return TriedPromise(promise, outcome, None, measured, None, None)
         step_ns = median(ns for steps in as_it_is for ns in steps)
         gain = _gain(ratio, step_ns)
         outcome = Outcome.FAILED if failed else _outcome(promise, gain, step_ns)
@@ -278,7 +276,7 @@ def _outcome(promise: Promise, gain: _Gain, step_ns: float) -> Outcome:
         return Outcome.SLOWER
     if gain.low_ns > 0:
         return Outcome.CONFIRMED if gain.high_ns >= promise.least_ns else Outcome.SMALLER
-    noticeable_ns = max(promise.expected_ns / 2, _NOTICEABLE * step_ns)
+    noticeable_ns = max((promise.gain_ns or 0) / 2, _NOTICEABLE * step_ns)
     return Outcome.NO_DIFFERENCE if gain.high_ns < noticeable_ns else Outcome.CANNOT_TELL
 
 
@@ -286,7 +284,7 @@ def _more_rounds(promise: Promise, gain: _Gain, num_rounds: int) -> int:
     """Estimate how many further rounds make the interval narrow enough; its width is ~ 1/sqrt(rounds)."""
     if gain.low_ns is None or gain.high_ns is None:
         return max(1, ENOUGH_ROUNDS - num_rounds)
-    wanted_ns = max(abs(gain.gain_ns), promise.expected_ns / 4, 1)
+    wanted_ns = max(abs(gain.gain_ns), (promise.gain_ns or 0) / 4, 1)
     wider = (gain.high_ns - gain.low_ns) / 2 / wanted_ns
     return min(_MOST_MORE_ROUNDS, max(1, ceil(num_rounds * (wider**2 - 1))))
 
@@ -317,7 +315,7 @@ def write_changes(directory: Path, plan: TryPlan) -> None:
 
 
 def keep_in_run(report: TryReport) -> Path | None:
-    """Write the measured gains into the run, and return the file; ``None`` if there are no verdicts or no run."""
+    """Write the measured gains into the run, and return the file; ``None`` if there are none or no run."""
     run = Path(report.run)
     if not rundir.is_run(run):
         return None
@@ -325,7 +323,7 @@ def keep_in_run(report: TryReport) -> Path | None:
     new = [
         TriedChange(one.promise.rule, one.promise.code, one.measured)
         for one in report.tried
-        if one.measured is not None and one.promise.number is not None and one.outcome is not Outcome.CANNOT_TELL
+        if one.measured is not None and one.promise.number is not None
     ]
     if not new:
         return None

@@ -139,7 +139,8 @@ class Outcome(StrEnum):
 class Measured(Struct, frozen=True):
     """Measured gain of one change in ns per step; negative if steps became longer."""
 
-    gain_ns: int
+    gain_ns: int | None
+    """``None`` if the job failed in every trial of the change"""
     low_ns: int | None
     high_ns: int | None
     """upper end of the 95 % confidence interval; ``None`` with fewer than three rounds"""

@@ -1,14 +1,18 @@
 """Estimate the ratio of the step times of two or more variants. For two that are measured in alternating blocks:
 
     ratio    = median over all pairs of (median of a's steps / median of b's steps)
-    interval = 95 % confidence interval. With one pair per round: Student's t of the logarithms of the ratios. With
-               several: a hierarchical bootstrap that draws rounds with replacement, then their pairs, then their steps.
-               Its interval is widened by the ratio of Student's t to the normal quantile, because a bootstrap of few
-               rounds underestimates the uncertainty
+    interval = 95 % confidence interval of the logarithm of the ratio. With one pair per round: Wilcoxon's signed-rank
+               interval, in which a few exceptional rounds have little weight. With fewer than ten rounds: Student's t.
+               With several pairs per round: a hierarchical bootstrap that draws rounds with replacement, then their
+               pairs, then their steps. Its interval is widened by the ratio of Student's t to the normal quantile,
+               because a bootstrap of few rounds underestimates the uncertainty
 
 A temporary slowdown of the machine affects both blocks of a pair, and cancels out in its ratio. Differences between
-starts of a process are included in the variation between rounds. (Davison and Hinkley, Bootstrap Methods and their
-Application, 3.8.) If several variants run once in every round, `joint_ratios` compares all with one.
+starts of a process are included in the variation between rounds. If several variants run once in every round,
+`joint_ratios` compares all with one.
+
+Sources: Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, 3.3; Davison and Hinkley, Bootstrap Methods
+and their Application, 3.8.
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ from numpy.typing import NDArray
 CONFIDENCE = 0.95
 _DRAWS = 2000
 ENOUGH_ROUNDS = 3
+_ENOUGH_FOR_RANKS = 10
+"""minimum number of rounds for a signed-rank interval; with fewer it is wider than Student's"""
 _VAGUE = 2.0
 """an interval is too wide to be useful if its upper end exceeds its lower end by more than this factor"""
 
@@ -66,7 +72,10 @@ def paired_ratio(rounds: Sequence[Sequence[Pair]], comparisons: int = 1) -> Rati
     if len(rounds) < ENOUGH_ROUNDS:
         return Ratio(ratio, None, None, len(pairs))
     tail = (1 - CONFIDENCE) / 2 / comparisons
-    low, high = _by_student(pairs, tail) if len(pairs) == len(rounds) else _by_bootstrap(rounds, ratio, tail)
+    if len(pairs) == len(rounds):
+        low, high = _by_signed_ranks(pairs, tail) or _by_student(pairs, tail)
+    else:
+        low, high = _by_bootstrap(rounds, ratio, tail)
     return Ratio(ratio, min(low, ratio), max(high, ratio), len(pairs))
 
 
@@ -104,8 +113,36 @@ def joint_ratios(
     )
 
 
+def _by_signed_ranks(pairs: Sequence[Pair], tail: float) -> tuple[float, float] | None:
+    """Return Wilcoxon's signed-rank interval; ``None`` if there are too few pairs for it.
+
+    The interval lies between two order statistics of the means of all pairs of values (Walsh averages).
+    """
+    num_pairs = len(pairs)
+    if num_pairs < _ENOUGH_FOR_RANKS or tail < 0.5**num_pairs:
+        return None
+    logs = _logs(pairs)
+    averages = np.sort([(logs[i] + logs[j]) / 2 for i in range(num_pairs) for j in range(i, num_pairs)])
+    left_out = int(np.searchsorted(_signed_rank_distribution(num_pairs), tail, side="right")) - 1
+    return exp(averages[left_out]), exp(averages[-1 - left_out])
+
+
+def _signed_rank_distribution(number: int) -> NDArray[np.float64]:
+    """Return P(W <= w) for every value w of the signed-rank statistic of `number` values, shape (sum of ranks + 1,)."""
+    chances = np.zeros(number * (number + 1) // 2 + 1)
+    chances[0] = 1
+    for rank in range(1, number + 1):
+        chances[rank:] += chances[:-rank].copy()
+        chances /= 2
+    return np.asarray(np.cumsum(chances), np.float64)
+
+
+def _logs(pairs: Sequence[Pair]) -> list[float]:
+    return [log(median(a) / median(b)) for a, b in pairs]
+
+
 def _by_student(pairs: Sequence[Pair], tail: float) -> tuple[float, float]:
-    logs = [log(median(a) / median(b)) for a, b in pairs]
+    logs = _logs(pairs)
     half = student_quantile(tail, len(logs) - 1) * stdev(logs) / sqrt(len(logs))
     return exp(fmean(logs) - half), exp(fmean(logs) + half)
 

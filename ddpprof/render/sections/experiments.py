@@ -534,7 +534,7 @@ def _promised(promise: Promise) -> str:
 
 
 def _given(one: TriedPromise) -> str:
-    if one.measured is None:
+    if one.measured is None or one.measured.gain_ns is None:
         return f": {one.outcome.value}"
     more = "" if one.more_rounds is None else f", needs {count(one.more_rounds, 'more round')}"
     before = ": " if one.promise.gain_ns is None else ", "

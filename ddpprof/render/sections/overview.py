@@ -37,6 +37,7 @@ from ddpprof.topics.steps.view import left_out, recording_cost_line, step_bars, 
 from ddpprof.topics.whole_run import hang_line, whole_run_line
 
 FINDINGS = "Findings"
+IN_VAIN = "Tried without success"
 NOT_BEYOND_NOISE = "Not beyond noise"
 WORTH_TRYING = "Worth trying: the gain cannot be predicted from this run; measure it with ddpprof try"
 
@@ -46,8 +47,9 @@ def finding_list(report: Report) -> Iterator[Section]:
     yield from beyond_noise(report, [text for text, finding in texts if not finding.is_noise])
     if uncertain := tuple(text for text, finding in texts if finding.is_worth_trying):
         yield FindingList(WORTH_TRYING, uncertain, "")
-    noise = tuple(text for text, finding in texts if not finding.has_advice)
-    if noise:
+    if in_vain := tuple(text for text, finding in texts if finding.gives_nothing):
+        yield FindingList(IN_VAIN, in_vain, "")
+    if noise := tuple(text for text, finding in texts if not (finding.has_advice or finding.gives_nothing)):
         yield FindingList(NOT_BEYOND_NOISE, noise, "")
 
 
@@ -98,7 +100,7 @@ def sentence_after(report: Report, finding: Finding) -> str:
     """
     if finding.expected_ns is None:
         return f" {_undecided(report)}".rstrip()
-    if finding.measured is not None:
+    if finding.measured is not None and finding.is_decided:
         return f" ddpprof try measured {measured_gain(finding.measured)}."
     if finding.predicted is not None:
         return f" Changing this {_predicted_gain(finding)}."
@@ -242,8 +244,16 @@ def _predicted_gain(finding: Finding) -> str:
 
 
 def _gain(finding: Finding) -> str:
-    if finding.measured is not None:
-        return f"measured: {measured_gain(finding.measured)}, {finding.measured.outcome.value}"
+    measured = finding.measured
+    if measured is None:
+        return _expected(finding)
+    if measured.gain_ns is None:
+        return "tried: the job failed"
+    result = f"{measured_gain(measured)}, {measured.outcome.value}"
+    return f"measured: {result}" if finding.is_decided else f"{_expected(finding)}; measured: {result}"
+
+
+def _expected(finding: Finding) -> str:
     if finding.predicted is not None:
         return _predicted_gain(finding).removeprefix("is ")
     if finding.gain_ns is not None:
@@ -445,21 +455,22 @@ def _findings(report: Report) -> Iterator[Section]:
 
 def _remarks(report: Report) -> Iterator[Section]:
     """Yield further findings, in one sentence each."""
-    beyond = [finding for finding in report.findings if not finding.is_noise][_MOST_FINDINGS:]
-    uncertain = [finding for finding in report.findings if finding.is_worth_trying]
-    noise = [finding for finding in report.findings if not finding.has_advice]
+    numbered = list(enumerate(report.findings, 1))
+    beyond = [one for one in numbered if not one[1].is_noise][_MOST_FINDINGS:]
     also = (*_in_short(beyond), *bound_remarks(report))
     if also:
         yield Remarks("Also found", also)
-    if uncertain:
+    if uncertain := [one for one in numbered if one[1].is_worth_trying]:
         yield Remarks(WORTH_TRYING, tuple(_in_short(uncertain)))
-    if noise:
+    if in_vain := [one for one in numbered if one[1].gives_nothing]:
+        yield Remarks(IN_VAIN, tuple(_in_short(in_vain)))
+    if noise := [one for one in numbered if not (one[1].has_advice or one[1].gives_nothing)]:
         yield Remarks(NOT_BEYOND_NOISE, tuple(_in_short(noise)))
 
 
-def _in_short(findings: Sequence[Finding]) -> Iterator[str]:
-    for finding in findings[:_MOST_REMARKS]:
-        yield f"{clean(finding.title)} [{_gain(finding)}]"
+def _in_short(findings: Sequence[tuple[int, Finding]]) -> Iterator[str]:
+    for number, finding in findings[:_MOST_REMARKS]:
+        yield f"{clean(finding.title)} [finding {number}, {_gain(finding)}]"
     if len(findings) > _MOST_REMARKS:
         yield f"{len(findings) - _MOST_REMARKS} more: --section findings"
 
@@ -493,7 +504,7 @@ def _left_to_try(report: Report, paths: Sequence[str]) -> list[Finding]:
     """Return the findings that have not been tried yet, and whose change `ddpprof try` can apply."""
     if len(paths) != 1 or not report.job.recorded_with or report.failure is not None:
         return []
-    return [one for one in report.findings if one.change is not None and one.measured is None and one.has_advice]
+    return [one for one in report.findings if one.change is not None and not one.is_decided and one.has_advice]
 
 
 def _words_of_sweep(report: Report) -> str | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from experiments import MS, planned, result
 
+from ddpprof import rundir
 from ddpprof.engine.finding import (
     Change,
     ChangeKind,
@@ -22,13 +24,21 @@ from ddpprof.engine.finding import (
 from ddpprof.errors import DdpprofError
 from ddpprof.experiments.plan import ExperimentKind, Trial, Variant
 from ddpprof.experiments.trials import TrialResult, problems
-from ddpprof.experiments.trying import Promise, TriedPromise, Trying, TryPlan, promise_of, variant_with
+from ddpprof.experiments.trying import (
+    Promise,
+    TriedPromise,
+    Trying,
+    TryPlan,
+    keep_in_run,
+    promise_of,
+    variant_with,
+)
 from ddpprof.layout import Line
-from ddpprof.model.json_files import Outcome
+from ddpprof.model.json_files import Outcome, TriedChange
 from ddpprof.render.sections.experiments import trying_sections
 
 NOW = (100, 101, 99, 100)
-PREDICTED = Promise("bucket_cap_mb=1", "DistributedDataParallel(model, bucket_cap_mb=1)", 1, "rule", "title", 12 * MS,
+PREDICTED = Promise("bucket_cap_mb=1", "DistributedDataParallel(model, bucket_cap_mb=1)", 1, "rule", "title", 10 * MS,
                     Predicted(10 * MS, 4 * MS, 12 * MS))  # fmt: skip
 BOUND = Promise("static_graph=True", "static_graph=True", 2, "rule", "title", 10 * MS)
 
@@ -174,6 +184,21 @@ def test_what_is_printed() -> None:
     assert lines[1].startswith("Finding 1, bucket_cap_mb=1: promised 10.0 ms per step (4.00–12.0), measured 10.0 ms")
     assert lines[1].endswith(": confirmed")
     assert lines[2] == "Code: DistributedDataParallel(model, bucket_cap_mb=1)"
+
+
+def test_what_could_not_be_told_and_what_failed_is_kept_in_the_run(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    unclear, failing = trying(PREDICTED, (70, 130, 80, 110)), trying(BOUND, ())
+    failing = replace(failing, results=[*failing.results, TrialResult(Trial(1, 0), problem="exit code 1")])
+    for one in (unclear, failing):
+        keep_in_run(replace(one.report(), run=str(tmp_path)))
+    kept = rundir.read_json(tmp_path / rundir.TRIED_FILE, list[TriedChange])
+    assert kept is not None
+    assert [(one.code, one.measured.outcome) for one in kept] == [
+        (PREDICTED.code, Outcome.CANNOT_TELL),
+        (BOUND.code, Outcome.FAILED),
+    ]
+    assert kept[1].measured.gain_ns is None
 
 
 def test_without_times_of_the_job_as_it_is_nothing_is_said() -> None:

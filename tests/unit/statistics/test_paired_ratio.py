@@ -195,3 +195,25 @@ def test_all_intervals_hold_the_truth_as_often_as_they_say() -> None:
         of_pairs += any(ratio is not None and ratio.is_beyond_noise for ratio in pairs)
     assert false_alarms <= 0.08 * tries  # 5 % of 400 is 20; more than 32 would come about once in 200 times
     assert of_pairs > 0.1 * tries
+
+
+@pytest.mark.parametrize(("num_rounds", "critical"), [(10, 8), (12, 13), (15, 25), (20, 52)])
+def test_with_ten_rounds_the_interval_is_that_of_signed_ranks(num_rounds: int, critical: int) -> None:
+    """Critical values of two-sided tests at 5 % as in tables of Wilcoxon's signed-rank test."""
+    logs = np.random.default_rng(num_rounds).normal(0.1, 1, num_rounds)
+    ratio = paired_ratio([[([np.exp(one)], [1.0])] for one in logs])
+    averages = sorted((one + other) / 2 for index, one in enumerate(logs) for other in logs[index:])
+    assert ratio is not None
+    assert ratio.low is not None
+    assert ratio.high is not None
+    assert np.log([ratio.low, ratio.high]) == pytest.approx([averages[critical], averages[-1 - critical]])
+
+
+def test_two_exceptional_starts_do_not_hide_a_gain_of_all_others() -> None:
+    logs = [0.1 + 0.01 * (number % 5) for number in range(18)]
+    exceptional = [-1.0, -1.5]
+    ratio = paired_ratio([[([np.exp(one)], [1.0])] for one in [*logs, *exceptional]])
+    assert ratio is not None
+    assert ratio.low is not None
+    assert ratio.low > 1.05
+    assert np.mean([*logs, *exceptional]) < 0  # the mean, and therefore Student's t, says the opposite

@@ -13,11 +13,14 @@ from typing import Any
 
 import pytest
 from large_runs import thousand_ranks
+from observations import observed
 from reports import GOLDEN, HOSTILE, data_parallel_report, gpu_report, hostile_report, light_report, report
 
-from ddpprof.engine.finding import Change, ChangeKind, Finding, Predicted
+from ddpprof.engine.finding import Change, ChangeKind, Finding, Predicted, ddp_change
 from ddpprof.engine.numbers import clocks_of
+from ddpprof.engine.topic import in_order
 from ddpprof.layout import Commands, Line, Remarks, Table
+from ddpprof.model.json_files import Measured, Outcome, TriedChange
 from ddpprof.render.html.report_page import report_page
 from ddpprof.render.json import render_json
 from ddpprof.render.markdown import render_markdown
@@ -308,9 +311,35 @@ def test_three_findings_with_their_advice_and_the_others_in_one_line_each() -> N
     assert [f"{n}. Title {n - 1}" in said for n in (1, 2, 3, 4)] == [True, True, True, False]
     assert said.count("→ Do it.") == 3
     assert "Evidence" not in said
-    assert "- Title 3 [up to 2.00 ms per step]\n- Title 4 [up to 1.00 ms per step]\n" in said
+    assert "- Title 3 [finding 4, up to 2.00 ms per step]\n- Title 4 [finding 5, up to 1.00 ms per step]\n" in said
     assert "Not beyond noise\n- A long title A long" in said
-    assert "[may save 1.00 ms per step (-1.00 to 3.00)]\n" in " ".join(said.split("\n  "))
+    assert "[finding 6, may save 1.00 ms per step (-1.00 to 3.00)]\n" in " ".join(said.split("\n  "))
+
+
+@pytest.mark.parametrize(
+    ("measured", "heading", "words"),
+    [
+        (
+            Measured(2 * MS, -MS, 5 * MS, Outcome.CANNOT_TELL, 5),
+            "Findings\n",
+            "[predicted to save 4.00 ms per step (3.00–5.00); measured: 2.00 ms per step (-1.00 to 5.00), cannot tell]",
+        ),
+        (
+            Measured(2 * MS, MS, 3 * MS, Outcome.OTHER_RESULTS, 5),
+            "Tried without success\n",
+            "measured: 2.00 ms per step (1.00–3.00), changes the losses]",
+        ),
+        (Measured(None, None, None, Outcome.FAILED, 0), "Tried without success\n", "tried: the job failed]"),
+    ],
+)
+def test_a_change_that_was_tried_says_so_where_it_belongs(measured: Measured, heading: str, words: str) -> None:
+    change = ddp_change(None, bucket_cap_mb=1)
+    finding = Finding("a", "Title", "", "", 5 * MS, predicted=Predicted(4 * MS, 3 * MS, 5 * MS), change=change)
+    view = replace(observed(), tried=(TriedChange("a", change.code, measured),))
+    said = drawn(report(findings=in_order([finding], view, {})))
+    _, _, after = said.partition(heading)
+    assert words in " ".join(after.split())
+    assert "First fix" not in said or measured.outcome is Outcome.CANNOT_TELL
 
 
 def test_remarks_are_shown_in_full() -> None:
