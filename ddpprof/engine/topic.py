@@ -425,17 +425,11 @@ def is_noise(finding: Finding, view: View) -> bool:
 
 
 def is_worth_trying(finding: Finding, view: View) -> bool:
-    """Return True if the predicted gain is large but uncertain, and `ddpprof try` can measure it.
-
-    A change that may cost more than it may save is not worth trying.
-    """
+    """Return True if the predicted gain is large but uncertain, and `ddpprof try` can measure it."""
     if finding.predicted is None or finding.change is None or finding.is_decided:
         return False
-    one = finding.predicted
-    is_uncertain = not finding.is_noise and may_be_chance(one, view.step_noise_ns)
-    may_gain_more_than_lose = one.high_ns >= -one.low_ns
-    is_large = one.gain_ns >= max(_LARGE * (view.step_ns or 0), view.step_noise_ns or 0, 1)
-    return is_uncertain and may_gain_more_than_lose and is_large
+    is_uncertain = not finding.is_noise and may_be_chance(finding.predicted, view.step_noise_ns)
+    return is_uncertain and finding.predicted.gain_ns >= max(_LARGE * (view.step_ns or 0), view.step_noise_ns or 0, 1)
 
 
 def may_be_chance(predicted: Predicted, step_noise_ns: int | None) -> bool:
