@@ -46,6 +46,7 @@ from ddpprof.report.build import build_report
 from ddpprof.report.run_profile import Benches, KnownRun, Profiled, profile_run, training_of
 from ddpprof.statistics.between_runs import shift_between
 from ddpprof.statistics.paired_ratio import Ratio, joint_ratios, paired_ratio
+from ddpprof.topics.unused_parameters import searches, uses_everything
 from ddpprof.version import __version__
 
 
@@ -83,21 +84,28 @@ def _profiled(known: KnownRun, benches: Benches) -> tuple[Profiled | None, str |
 
 
 def knobs_of(module: DdpModule, job: Job, allow_lossy: bool) -> Knobs:
-    """Return the options to try.
-
-    ``static_graph=True`` is included only if DDP found a static graph, the option avoids a search for unused
-    parameters, and gradients are not accumulated. With a static graph, torch fails if the first backward pass reduces
-    no gradients.
-    """
+    """Return the options to try."""
     settings = module.settings
-    searches = bool(settings.get("find_unused_parameters")) and not settings.get("static_graph")
     return Knobs(
         view=not settings.get("gradient_as_bucket_view"),
-        static_graph=searches and module.graph_is_static is True and job.num_micro_steps == 1,
+        without_search=_without_search(module, job),
         compression=backend_of(job.backend).halving if allow_lossy and module.comm_hook is None else None,
         accepted=job.accepted_caps,
         drops_list=bool(settings.get("has_bucket_cap_mb_list")),
     )
+
+
+def _without_search(module: DdpModule, job: Job) -> Mapping[str, bool]:
+    """Return the arguments that make the search for unused parameters unnecessary; empty if there are none.
+
+    ``static_graph=True`` needs a static graph and no gradient accumulation: with it, torch fails if the first backward
+    pass reduces no gradients.
+    """
+    if not searches(module):
+        return {}
+    if uses_everything(module):
+        return {"find_unused_parameters": False}
+    return {"static_graph": True} if module.graph_is_static is True and job.num_micro_steps == 1 else {}
 
 
 NOW = 0

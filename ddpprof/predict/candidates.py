@@ -1,7 +1,7 @@
 """Choose the DDP settings that are worth measuring.
 
-settings   combinations of bucket caps (equal, or smaller at the ends), ``gradient_as_bucket_view``, ``static_graph``
-           instead of the search for unused parameters, and a compression hook
+settings   combinations of bucket caps (equal, or smaller at the ends), ``gradient_as_bucket_view``, no search for
+           unused parameters, and a compression hook
 distinct   of the settings that have the same effect in DDP, the one with the shortest code
 promising  settings predicted to be faster than the unchanged job. The choice begins with the caps recommended by
            `choose_caps`, then takes the best setting for each number of buckets, because the error of the prediction
@@ -25,6 +25,7 @@ from ddpprof.predict.profile import Profile
 from ddpprof.predict.replay import Training
 
 _CAPS_MB = (1, 2, 3, 5, 7, 10, 15, 20, 25, 35, 50, 75, 100, 150, 200, 300, 400)
+_VIEW = "gradient_as_bucket_view"
 _EQUAL = 1e-3
 """fraction of a step; if predictions differ by less, the setting with the shorter code comes first"""
 
@@ -70,7 +71,8 @@ class Knobs:
     """The options that may be changed."""
 
     view: bool
-    static_graph: bool
+    without_search: Arguments
+    """arguments with which DDP does not search for unused parameters; empty if it does not search or must search"""
     compression: Compression | None
     accepted: AcceptedCaps
     drops_list: bool
@@ -162,12 +164,11 @@ def _try(profile: Profile, setting: Setting, candidate: Candidate) -> _Tried:
 
 def _settings(profile: Profile, knobs: Knobs) -> Iterator[tuple[Setting, Candidate]]:
     buckets = [None, *_buckets(profile, knobs.accepted)]
-    views, statics = (False, True)[: 1 + knobs.view], (False, True)[: 1 + knobs.static_graph]
+    views, searches = (False, True)[: 1 + knobs.view], ({}, knobs.without_search)[: 1 + bool(knobs.without_search)]
     hooks = (None, knobs.compression) if knobs.compression is not None else (None,)
-    for view, static, hook, caps in product(views, statics, hooks, buckets):
-        switches = {"gradient_as_bucket_view": view, "static_graph": static}
-        given = {**_arguments(caps, knobs.drops_list), **{name: True for name, on in switches.items() if on}}
-        setting = Setting(caps, gradient_as_bucket_view=view, static_graph=static, compression=hook)
+    for view, no_search, hook, caps in product(views, searches, hooks, buckets):
+        given = {**_arguments(caps, knobs.drops_list), **({_VIEW: True} if view else {}), **no_search}
+        setting = Setting(caps, gradient_as_bucket_view=view, static_graph=bool(no_search), compression=hook)
         yield setting, Candidate(given, None if hook is None else hook.hook)
 
 
@@ -202,7 +203,8 @@ def spread(training: Training, knobs: Knobs, most: int) -> Shortlist:
             candidate = Candidate(_arguments(BucketCaps(cap_mb), knobs.drops_list), num_buckets=len(buckets))
             made.setdefault(buckets, candidate)
     caps = list(made.values())
-    switches = [replace(now, arguments={"gradient_as_bucket_view": True})] if knobs.view else []
+    switches = [replace(now, arguments=knobs.without_search)] if knobs.without_search else []
+    switches += [replace(now, arguments={_VIEW: True})] if knobs.view else []
     switches += [replace(now, comm_hook=knobs.compression.hook)] if knobs.compression is not None else []
     tried = [*caps[: max(1, most - len(switches))], *switches]
     left = (one for one in (*caps, *switches) if one not in tried[:most])

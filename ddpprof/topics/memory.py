@@ -323,7 +323,7 @@ def _rows(rank: RankMemory) -> Iterable[tuple[str, ...]]:
 
 
 def _mb(num_bytes: int | None) -> str:
-    return ABSENT if num_bytes is None else f"{num_bytes / 1e6:.0f}"
+    return ABSENT if num_bytes is None else f"{num_bytes / 1e6:.{0 if num_bytes >= 1e7 else 2}f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,21 +388,17 @@ def model_memory_table(ranks: Sequence[tuple[int, ModelMemory]]) -> Iterable[Sec
 
 
 def _cells(one: ModelMemory) -> tuple[str, ...]:
-    return tuple(map(_model_mb, (one.parameter_bytes, one.gradient_bytes, one.bucket_bytes, one.optimizer_bytes)))
+    return tuple(map(_mb, (one.parameter_bytes, one.gradient_bytes, one.bucket_bytes, one.optimizer_bytes)))
 
 
 def _savings(one: ModelMemory) -> Iterable[str]:
     if one.gradient_bytes:
-        yield f"gradient_as_bucket_view=True saves {_model_mb(one.gradient_bytes)} MB per rank"
+        yield f"gradient_as_bucket_view=True saves {_mb(one.gradient_bytes)} MB per rank"
     if one.zero_saves_bytes:
         yield (
-            f"ZeroRedundancyOptimizer saves {_model_mb(one.zero_saves_bytes)} MB per rank; each rank then receives "
-            f"{_model_mb(one.zero_receives_bytes)} MB of parameters after every step"
+            f"ZeroRedundancyOptimizer saves {_mb(one.zero_saves_bytes)} MB per rank; each rank then receives "
+            f"{_mb(one.zero_receives_bytes)} MB of parameters after every step"
         )
-
-
-def _model_mb(num_bytes: int | None) -> str:
-    return ABSENT if num_bytes is None else f"{num_bytes / 1e6:.{0 if num_bytes >= 1e7 else 2}f}"
 
 
 MEMORY: Topic[RankMemory, tuple[RankMemory, ...]] = Topic(

@@ -50,7 +50,8 @@ _MOST_NAMED = 5
 """maximum number of parameters in a message"""
 
 
-def _searches(module: DdpModule) -> bool:
+def searches(module: DdpModule) -> bool:
+    """Return whether DDP searches for unused parameters in every backward pass."""
     return bool(module.settings.get("find_unused_parameters")) and not module.settings.get("static_graph")
 
 
@@ -59,7 +60,7 @@ def unused_parameters(modules: Sequence[DdpModule], view: View) -> Iterator[Find
     for module in modules:
         if module.unused is None:
             continue
-        if _uses_everything(module) and _searches(module):
+        if uses_everything(module) and searches(module):
             gain_ns, predicted = hoped_for(view.unused_search_ns, view.predictions.without_unused_search)
             if predicted is not None and predicted.low_ns <= 0:
                 gain_ns = predicted = None  # report it, but promise nothing
@@ -88,7 +89,7 @@ def unused_parameters(modules: Sequence[DdpModule], view: View) -> Iterator[Find
             sent = "" if module.settings.get("skip_all_reduce_unused_params") else ", all-reduced unnecessarily"
             is_one = len(module.unused) == 1
             them, static = "it" if is_one else "them", ""
-            if _searches(module) and module.graph_is_static and view.num_micro_steps == 1:
+            if searches(module) and module.graph_is_static and view.num_micro_steps == 1:
                 static = f" If {'it is' if is_one else 'they are'} never used, static_graph=True avoids the search."
             yield Finding(
                 "unused-parameters",
@@ -103,7 +104,7 @@ def unused_parameters(modules: Sequence[DdpModule], view: View) -> Iterator[Find
             )
 
 
-def _uses_everything(module: DdpModule) -> bool:
+def uses_everything(module: DdpModule) -> bool:
     """Return whether every parameter got a gradient in every backward pass."""
     if module.num_lacking_passes is None:
         return module.unused == () and bool(module.graph_is_static)
@@ -134,7 +135,7 @@ def static_graph(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
     if view.num_micro_steps > 1 or not view.unused_search_ns or not view.worth(view.unused_search_ns, predicted):
         return
     for module in modules:
-        if _searches(module) and module.unused and module.graph_is_static:
+        if searches(module) and module.unused and module.graph_is_static:
             yield Finding(
                 "static-graph",
                 "The set of unused parameters never changes, yet every step searches for it",

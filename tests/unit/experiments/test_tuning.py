@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from experiments import MS, choice, kept_tuning, result, steps, tuning, tuning_report
@@ -230,12 +231,26 @@ def test_lists_of_caps_only_where_torch_has_them(version: str | None, has_lists:
     assert knobs_of(MODULE, job, allow_lossy=False).accepted.lists is has_lists
 
 
-@pytest.mark.parametrize(("num_micro_steps", "is_tried"), [(1, True), (4, False), (None, False)])
-def test_no_static_graph_where_gradients_accumulate(num_micro_steps: int | None, is_tried: bool) -> None:
-    settings = {**MODULE.settings, "find_unused_parameters": True}
-    module = replace_struct(MODULE, settings=settings, graph_is_static=True)
-    job = replace(known().report.job, num_micro_steps=num_micro_steps)
-    assert knobs_of(module, job, allow_lossy=False).static_graph is is_tried
+@pytest.mark.parametrize(
+    ("module", "num_micro_steps", "arguments"),
+    [
+        pytest.param({"graph_is_static": True, "unused": ("p0",)}, 1, {"static_graph": True}, id="always-the-same"),
+        pytest.param({"graph_is_static": True, "unused": ("p0",)}, 2, {}, id="gradients-accumulate"),
+        pytest.param({"graph_is_static": True, "unused": ()}, 2, {"find_unused_parameters": False}, id="none-unused"),
+        pytest.param({"graph_is_static": False, "unused": ("p0",)}, 1, {}, id="it-changes"),
+        pytest.param({"graph_is_static": True, "unused": (), "settings": {}}, 1, {}, id="no-search"),
+    ],
+)
+def test_a_search_that_is_not_needed_is_left_out(
+    module: dict[str, Any], num_micro_steps: int, arguments: dict[str, bool]
+) -> None:
+    searching = {"settings": {"find_unused_parameters": True}, "num_lacking_passes": None, **module}
+    made = knobs_of(
+        replace_struct(MODULE, **searching),
+        replace(known().report.job, num_micro_steps=num_micro_steps),
+        allow_lossy=False,
+    )
+    assert made.without_search == arguments
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,14 @@ from ddpprof.report.run_profile import profile_run
 
 SAMPLE = Path(__file__).parents[3] / "sample_traces" / "convnet-gloo-2ranks"
 MB = 1 << 20
-PLAIN = Knobs(view=False, static_graph=False, compression=None, accepted=AcceptedCaps(), drops_list=False)
-ALL = Knobs(view=True, static_graph=True, compression=Compression.FP16, accepted=AcceptedCaps(), drops_list=True)
+PLAIN = Knobs(view=False, without_search={}, compression=None, accepted=AcceptedCaps(), drops_list=False)
+ALL = Knobs(
+    view=True,
+    without_search={"static_graph": True},
+    compression=Compression.FP16,
+    accepted=AcceptedCaps(),
+    drops_list=True,
+)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +113,7 @@ def equal_gradients(num: int) -> Training:
 def test_without_predictions_caps_are_tried_that_make_other_buckets() -> None:
     listed = spread(
         equal_gradients(30),
-        Knobs(view=True, static_graph=False, compression=None, accepted=AcceptedCaps(), drops_list=False),
+        Knobs(view=True, without_search={}, compression=None, accepted=AcceptedCaps(), drops_list=False),
         4,
     )
     assert [one.arguments for one in listed.chosen] == [
