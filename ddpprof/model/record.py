@@ -310,6 +310,21 @@ class HostRead(Struct, frozen=True):
     """number of profiled steps in which calls were recorded"""
 
 
+class CodeSamples(Struct, frozen=True):
+    """Samples of the line of the script that the training thread executed in profiled steps."""
+
+    began_ns: Int64
+    """beginning of the first sample, ns since 1970"""
+    ends_us: tuple[Int64, ...]
+    """end of each sample, µs since the beginning; a sample begins at the end of the previous one"""
+    places: tuple[Int64, ...]
+    """index in `lines` for each sample; -1 if no code of the user was running"""
+    lines: tuple[str, ...]
+    """lines of the user's code, as ``file:line in function``"""
+    is_in_framework: tuple[bool, ...]
+    """for each line, whether it was running a function of PyTorch or of a training framework"""
+
+
 class CollectiveOfSomeRanks(Struct, frozen=True):
     """A collective that the script calls on only some of the ranks, which makes the job hang."""
 
@@ -414,6 +429,8 @@ class Record(Struct, frozen=True, kw_only=True):
     unaveraged: tuple[UnaveragedParameters, ...] = ()
     host_reads: tuple[HostRead, ...] = ()
     """lines at which the training thread waited for the accelerator in profiled steps, longest waits first"""
+    code_samples: CodeSamples | None = None
+    """lines of the script that ran in profiled steps"""
     optimizers: tuple[OptimizerFacts, ...] | None = None
     """optimizers that have taken steps; ``None`` in records of older versions of ddpprof"""
     core_list: str | None = None

@@ -21,6 +21,7 @@ from ddpprof.model.backends import standard_name
 from ddpprof.model.ddp_module import CompileOrder
 from ddpprof.model.links import LinkFacts
 from ddpprof.record import consistency
+from ddpprof.record.code_samples import CodeSampler
 from ddpprof.record.compilation import compilation, count_graphs, has_compiled, order_of
 from ddpprof.record.consistency import Unaveraged
 from ddpprof.record.data_loading import Feeding, random_states
@@ -266,6 +267,7 @@ class StepNotes(Listener):
         self.device = TrainingDevice()
         self.rpc = RpcNotes()
         self.host_reads = HostReads()
+        self.code = CodeSampler()
         self.unaveraged = Unaveraged(self.device)
         self.recording = False
         self._random_states: dict[str, int] = {}
@@ -341,6 +343,7 @@ class StepNotes(Listener):
             self._random_states.pop("cpu", None)  # a loader has drawn a seed for its workers from this generator
             self.feeding.began_pass = False
         self.host_reads.watch(mode is StepMode.PROFILED and self.device.is_accelerator)
+        self.code.watch(mode is StepMode.PROFILED)
         for module in self.modules:
             module.begin_step(mode)
 
@@ -469,7 +472,8 @@ class StepNotes(Listener):
         """Return what was recorded, as fields of the `Record`."""
         of_modules = {**self._facts_of_modules(), "unfrozen": self.unfrozen()}
         facts = {**of_modules, "devices": self.memory.devices(), **self.environment.facts()}
-        facts |= self.peaks.facts() | self.feeding.facts() | self.unaveraged.facts() | self.host_reads.facts()
+        for notes in (self.peaks, self.feeding, self.unaveraged, self.host_reads, self.code):
+            facts |= notes.facts()
         if self._data_parallel:
             facts |= {"data_parallel": tuple(self._data_parallel.values()), "device": self._data_parallel_device}
         return facts

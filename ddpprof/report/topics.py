@@ -58,6 +58,7 @@ from ddpprof.topics.ranks.across import ACROSS
 from ddpprof.topics.ranks.rules import LATENESS
 from ddpprof.topics.replicas import REPLICAS
 from ddpprof.topics.rpc import RPC
+from ddpprof.topics.script_code import SCRIPT_CODE
 from ddpprof.topics.script_collectives import SCRIPT_COLLECTIVES
 from ddpprof.topics.steps.view import STEPS
 from ddpprof.topics.unused_parameters import UNUSED_PARAMETERS
@@ -84,6 +85,7 @@ TOPICS: tuple[Topic[Any, Any], ...] = (
     OVERLAP_SLOWDOWN,
     KERNELS,
     IDLE,
+    SCRIPT_CODE,
     HOST_THREADS,
     UNUSED_PARAMETERS,
     BUFFER_SYNCS,

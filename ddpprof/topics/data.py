@@ -23,6 +23,7 @@ from ddpprof.engine.frameworks import divide_data, reshuffle, seed_ranks
 from ddpprof.engine.topic import Topic, View
 from ddpprof.layout import in_ms
 from ddpprof.model import Batch, DdpModule, Loader, Rank, RecordedStep
+from ddpprof.topics.script_code import slowest_line_of_data
 
 _FEWEST_BATCHES = 3
 _FEWEST_SAMPLES = 8
@@ -228,11 +229,13 @@ def idle_for_data(data: DataLoading, view: View) -> Iterator[Finding]:
         return
     slowest = max((one for _, one in _training_loaders(data)), key=lambda one: one.waited_ns or 0, default=None)
     workers = "" if slowest is None else f", with num_workers={slowest.num_workers}"
+    line = slowest_line_of_data(view)
+    mostly = "" if line is None or line.data_ns < view.data_ns / 2 else f"; mostly at {line.short}"
     advice, change = (_CHEAPER, None) if slowest is None else _more_workers(view, slowest)
     yield Finding(
         "idle-for-data",
         "Training waits for its DataLoader",
-        f"{in_ms(view.data_ns)} per step, {view.data_ns / view.step_ns:.0%} of the step{workers}",
+        f"{in_ms(view.data_ns)} per step, {view.data_ns / view.step_ns:.0%} of the step{workers}{mostly}",
         advice,
         _gain_ns(view.data_ns, view.step_ns, slowest, change),
         change=change,

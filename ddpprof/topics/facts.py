@@ -83,6 +83,7 @@ def _facts(record: Record) -> Record:
     return structs.replace(
         record,
         steps=(),
+        code_samples=None,
         modules=tuple(structs.replace(one, parameters=(), buckets=(), settings={}) for one in record.modules),
         loaders=tuple(one if one.feeds_training else structs.replace(one, batches=()) for one in record.loaders),
         replicas=tuple(one for one in record.replicas if is_always_reduced(one.module, steps)),

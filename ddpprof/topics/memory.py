@@ -323,7 +323,7 @@ def _rows(rank: RankMemory) -> Iterable[tuple[str, ...]]:
 
 
 def _mb(num_bytes: int | None) -> str:
-    return ABSENT if num_bytes is None else f"{num_bytes / 1e6:.{0 if num_bytes >= 1e7 else 2}f}"
+    return ABSENT if num_bytes is None else f"{num_bytes / 1e6:.{2 if 0 < num_bytes < 1e7 else 0}f}"
 
 
 @dataclass(frozen=True, slots=True)

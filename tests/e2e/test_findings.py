@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -26,12 +27,28 @@ def findings(mistake: str, ddpprof: Run, report: Report) -> dict[str, dict[str, 
         pytest.param("same_seed", "same-random-numbers", "Both ranks draw", id="same-seed", marks=LONG),
         pytest.param("no_sampler", "same-samples", "RandomSampler draws them", id="no-sampler", marks=LONG),
         pytest.param("same_checkpoint", "same-checkpoint", "checkpoint.pt", id="same-checkpoint", marks=LONG),
-        pytest.param("slow_data", "idle-for-data", "num_workers", id="slow-data", marks=LONG),
+        pytest.param("slow_data", "idle-for-data", "in __getitem__", id="slow-data", marks=LONG),
     ],
 )
 def test_a_mistake_is_found(mistake: str, rule: str, says: str, ddpprof: Run, report: Report) -> None:
     finding = findings(mistake, ddpprof, report)[rule]
     assert says in finding["title"] + finding["evidence"] + finding["advice"]
+
+
+def test_the_line_of_the_script_that_takes_time_is_named(ddpprof: Run, report: Report) -> None:
+    found = findings("slow_log", ddpprof, report)["script-code"]
+    assert found["title"].endswith("in write_log")
+    assert "mistakes.py:" in found["title"]
+    assert found["gain_ns"] == pytest.approx(30e6, abs=3e6)
+
+
+@pytest.mark.long
+def test_the_line_for_which_the_others_wait_is_named(ddpprof: Run, report: Report) -> None:
+    found = findings("slow_log_of_a_rank", ddpprof, report)
+    named = re.search(r"mistakes.py:\d+ in write_log takes ([\d.]+) ms per step more", found["straggler"]["evidence"])
+    assert named is not None
+    assert float(named[1]) == pytest.approx(30, abs=3)
+    assert "script-code" not in found
 
 
 @pytest.mark.long
@@ -74,5 +91,6 @@ def test_sound_training_is_accused_of_nothing(ddpprof: Run, report: Report) -> N
         "set-epoch-never-called",
         "same-checkpoint",
         "buckets-too-small",
+        "script-code",
     }
     assert not accusations & findings("none", ddpprof, report).keys()

@@ -12,6 +12,7 @@ from ddpprof.engine.topic import Topic, View
 from ddpprof.layout import in_ms
 from ddpprof.statistics.paired_ratio import student_quantile
 from ddpprof.topics.ranks.stragglers import LateGradient, OwnTimePart, Straggler
+from ddpprof.topics.script_code import slowest_line_of
 from ddpprof.words import ranks_in_words
 
 
@@ -70,6 +71,9 @@ def straggler(lateness: Lateness, view: View) -> Iterator[Finding]:
         evidence.append(
             f"for about {in_ms(slept_ns)} of this time, its training thread neither ran nor waited for a core"
         )
+    line = slowest_line_of(slowest.rank, view)
+    if line is not None and line[1] >= _WORTH_NAMING * slowest.late_ns:
+        evidence.append(f"{line[0]} takes {in_ms(line[1])} per step more on this rank than on any other")
     longer = f"--no-profiler --steps {_steps_to_tell(view.step_ns)}" if may_be_other_work else None
     if longer is not None:
         evidence.append(
@@ -132,6 +136,8 @@ def _is_slower_throughout(lateness: Lateness, slowest: int, next_slowest: int) -
     return bool(fmean(late_ns) > quantile * stdev(late_ns) / sqrt(len(late_ns)))
 
 
+_WORTH_NAMING = 0.25
+"""minimum share of the lateness for a line of the script"""
 _CHANCE = 0.01
 """significance level of the test, divided by the number of ranks"""
 _FEW_STRETCHES = 5

@@ -71,6 +71,10 @@ class StepSplit:
         return Breakdown(*(sum(spans.total_ns for spans in part) for part in self.parts))
 
     @property
+    def data(self) -> Spans:
+        return self.parts[-3][0]
+
+    @property
     def idle(self) -> Spans:
         return self.parts[-1][0]
 

@@ -45,6 +45,10 @@ def seed(mistake, model):
     torch.manual_seed(0 if mistake == "same_seed" else dist.get_rank())
 
 
+def write_log():
+    time.sleep(0.03)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--mistake", required=True)
@@ -75,6 +79,8 @@ def main():
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x, use_spare=use_spare), y).backward()
             optimizer.step()
+            if mistake == "slow_log" or (mistake == "slow_log_of_a_rank" and dist.get_rank() == 1):
+                write_log()
         if mistake == "same_checkpoint" or dist.get_rank() == 0:
             torch.save(model.state_dict(), "checkpoint.pt")
     time.sleep(0.2)

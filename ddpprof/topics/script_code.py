@@ -1,0 +1,148 @@
+r"""Find the lines of the script whose own Python code takes time in a step.
+
+    idle of a line = |samples of the line ∩ idle gaps of at least 0.5 ms|, median over steps
+    data of a line = |samples of the line ∩ waiting for data|, median over steps
+
+In an idle gap, no operator runs: on CPU on the training thread, with an accelerator on the accelerator. Shorter gaps
+are the overhead of the operators themselves. A sample of a function of PyTorch or of a framework does not count as the
+script's own code, except in ``torch.distributed``, which pickles objects in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpprof.engine.finding import Finding, only_known
+from ddpprof.engine.numbers import Number
+from ddpprof.engine.topic import Topic, View
+from ddpprof.intervals import Spans
+from ddpprof.layout import in_ms
+from ddpprof.model import Rank
+from ddpprof.topics.steps.breakdown import split_step
+
+_SHORTEST_GAP_NS = 500_000
+_MUCH = 0.05
+"""minimum share of the step"""
+_MOST_LINES = 3
+_WORTH_NAMING = 0.1
+"""minimum share of the time of all lines"""
+
+
+@dataclass(frozen=True, slots=True)
+class CodeLine:
+    """A line of the script, and the time per step that its own Python code takes."""
+
+    line: Annotated[str, Number("line of the script, as `file:line in function`")]
+    idle_ns: Annotated[int, Number("time in which no operator runs")]
+    data_ns: Annotated[int, Number("time in which training waits for data")]
+
+    @property
+    def short(self) -> str:
+        """The line without the folder of its file."""
+        return self.line.rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class RankCode:
+    """The lines of one rank."""
+
+    rank: int
+    num_steps: int
+    lines: tuple[CodeLine, ...]
+
+    @property
+    def idle_ns(self) -> int:
+        return sum(one.idle_ns for one in self.lines)
+
+
+def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
+    """Measure the steps with these indices; ``None`` if no samples were recorded in them."""
+    trace, samples = rank.trace, rank.record.code_samples if rank.record is not None else None
+    if trace is None or trace.epoch_ns is None or samples is None or len(samples.places) != len(samples.ends_us):
+        return None
+    splits = [split for step in steps if (split := split_step(trace, step)) is not None]
+    if not splits or not samples.places:
+        return None
+    ends_ns = samples.began_ns - trace.epoch_ns + 1000 * np.array(samples.ends_us, np.int64)
+    starts_ns = np.concatenate(([samples.began_ns - trace.epoch_ns], ends_ns[:-1]))
+    places = np.array(samples.places, np.int64)
+    idle = np.array([_by_line(_long(split.idle), starts_ns, ends_ns, places, len(samples.lines)) for split in splits])
+    data = np.array([_by_line(split.data, starts_ns, ends_ns, places, len(samples.lines)) for split in splits])
+    idle_ns, data_ns = np.median(idle, axis=0), np.median(data, axis=0)
+    by_line: dict[str, list[int]] = {}
+    for index, (line, is_in_framework) in enumerate(zip(samples.lines, samples.is_in_framework, strict=False)):
+        if not is_in_framework:
+            by_line[line] = [int(idle_ns[index]), int(data_ns[index])]
+    lines = [CodeLine(line, *times) for line, times in by_line.items() if any(times)]
+    return RankCode(rank.rank, len(splits), tuple(sorted(lines, key=lambda one: -max(one.idle_ns, one.data_ns))))
+
+
+def _long(idle: Spans) -> Spans:
+    is_long = idle.end_ns - idle.start_ns >= _SHORTEST_GAP_NS
+    return Spans(idle.start_ns[is_long], idle.end_ns[is_long])
+
+
+def _by_line(
+    spans: Spans,
+    starts_ns: NDArray[np.int64],
+    ends_ns: NDArray[np.int64],
+    places: NDArray[np.int64],
+    num_lines: int,
+) -> NDArray[np.float64]:
+    """Return the time in ns that the samples of each line overlap with the spans, shape (num_lines,)."""
+    is_known = (places >= 0) & (places < num_lines)
+    overlap = spans.within(starts_ns, ends_ns)
+    return np.bincount(places[is_known], overlap[is_known], minlength=num_lines).astype(np.float64)
+
+
+def script_code(ranks: Sequence[RankCode], view: View) -> Iterator[Finding]:
+    """Report Python code of the script that takes much of the step on every rank."""
+    least = min(ranks, key=lambda one: one.idle_ns)
+    if not view.step_ns or least.idle_ns < _MUCH * view.step_ns:
+        return
+    named = [one for one in least.lines if one.idle_ns >= _WORTH_NAMING * least.idle_ns][:_MOST_LINES]
+    most = max(least.lines, key=lambda one: one.idle_ns)
+    meanwhile = "no operator runs" if view.device == "cpu" else "the accelerator is idle"
+    yield Finding(
+        "script-code",
+        f"The script's own Python code takes {in_ms(least.idle_ns)} per step, mostly at {most.short}",
+        f"{'; '.join(f'{one.short}: {in_ms(one.idle_ns)}' for one in named)}; {meanwhile} during this time, as sampled "
+        f"in {least.num_steps} steps of rank {least.rank}",
+        "Run this code less often, for example every 100 steps, or in DataLoader workers. Replace tolist(), pickled "
+        "objects (all_gather_object) and loops over elements with tensor operations.",
+        least.idle_ns,
+        subject={"line": most.line},
+        numbers=only_known(script_ns=least.idle_ns, num_steps=least.num_steps),
+    )
+
+
+def slowest_line_of(rank: int, view: View) -> tuple[str, int] | None:
+    """Return the line that takes more time on this rank than on every other rank by most, and that time in ns."""
+    ranks = view[SCRIPT_CODE] or ()
+    own = next((one for one in ranks if one.rank == rank), None)
+    others = [{line.line: line.idle_ns for line in one.lines} for one in ranks if one.rank != rank]
+    if own is None or not others:
+        return None
+    more = {one.short: one.idle_ns - max(lines.get(one.line, 0) for lines in others) for one in own.lines}
+    return max(more.items(), key=lambda one: one[1], default=None)
+
+
+def slowest_line_of_data(view: View) -> CodeLine | None:
+    """Return the line that takes most of the time that training waits for data."""
+    return max(
+        (line for one in view[SCRIPT_CODE] or () for line in one.lines), key=lambda one: one.data_ns, default=None
+    )
+
+
+SCRIPT_CODE: Topic[RankCode, tuple[RankCode, ...]] = Topic(
+    "script_code",
+    rules=(script_code,),
+    of_rank=lambda rank, steps, _modules: measure_code(rank, steps),
+    rank_type=RankCode,
+    of_ranks=tuple,
+)

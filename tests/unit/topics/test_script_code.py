@@ -1,0 +1,94 @@
+"""Time of the script's own lines: samples and idle gaps made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from tables import record, trace
+
+from ddpprof.engine.topic import View
+from ddpprof.model import CodeSamples, Mark, Phase, Rank
+from ddpprof.topics.script_code import (
+    SCRIPT_CODE,
+    CodeLine,
+    RankCode,
+    measure_code,
+    script_code,
+    slowest_line_of,
+    slowest_line_of_data,
+)
+
+MS = 1_000_000
+LOG, LOAD, MODEL = "/a/train.py:7 in log", "/a/data.py:3 in __getitem__", "/a/train.py:9 in main"
+SAMPLES = CodeSamples(
+    began_ns=1000,
+    # of a step from 0 to 20 ms: loading until 4 ms, the model until 12, unknown until 13, logging until 19
+    ends_us=(4000, 12000, 13000, 19000),
+    places=(1, 2, -1, 0),
+    lines=(LOG, LOAD, MODEL),
+    is_in_framework=(False, False, True),
+)
+
+
+def rank(samples: Any = SAMPLES, **changes: Any) -> Rank:
+    """Waits for data until 3 ms, and computes from 4 to 8, and from 8.4 to 12 ms."""
+    compute = [(4 * MS, 8 * MS, Phase.FORWARD, 0), (8 * MS + 400_000, 12 * MS, Phase.BACKWARD, 0)]
+    host = [(Mark.DATA, 0, 3 * MS, 0)]
+    made = trace([(0, 20 * MS)], compute=compute, host=host, **{"epoch": 1000, **changes})
+    return Rank(0, made, record(code_samples=samples))
+
+
+def test_lines_get_the_long_gaps_in_which_they_run() -> None:
+    found = measure_code(rank(), [0])
+    assert found == RankCode(0, 1, (CodeLine(LOG, 6 * MS, 0), CodeLine(LOAD, 1 * MS, 3 * MS)))
+    assert found.idle_ns == 7 * MS
+
+
+@pytest.mark.parametrize(
+    ("samples", "changes"),
+    [
+        pytest.param(None, {}, id="no-samples"),
+        pytest.param(SAMPLES, {"epoch": None}, id="another-clock"),
+        pytest.param(msgspec.structs.replace(SAMPLES, places=(1,)), {}, id="damaged"),
+        pytest.param(msgspec.structs.replace(SAMPLES, places=(), ends_us=()), {}, id="empty"),
+    ],
+)
+def test_without_samples_nothing_is_measured(samples: Any, changes: dict[str, Any]) -> None:
+    assert measure_code(rank(samples, **changes), [0]) is None
+
+
+def test_places_that_do_not_exist_are_ignored() -> None:
+    damaged = msgspec.structs.replace(SAMPLES, places=(99, 2, -5, 0))
+    found = measure_code(rank(damaged), [0])
+    assert found is not None
+    assert [one.line for one in found.lines] == [LOG]
+
+
+def test_the_finding_is_about_the_rank_that_spends_least() -> None:
+    quick = RankCode(1, 5, (CodeLine(LOG, 9 * MS, 0), CodeLine(LOAD, 0, MS)))
+    slow = RankCode(0, 5, (CodeLine(LOG, 60 * MS, 0),))
+    (found,) = script_code((slow, quick), View(2, step_ns=100 * MS, device="cpu"))
+    assert found.title == "The script's own Python code takes 9.00 ms per step, mostly at train.py:7 in log"
+    assert found.evidence.startswith("train.py:7 in log: 9.00 ms; no operator runs during this time")
+    assert (found.gain_ns, found.subject) == (9 * MS, {"line": LOG})
+    assert list(script_code((slow, quick), View(2, step_ns=181 * MS))) == [], "less than 5 %"
+    assert list(script_code((slow, quick), View(2, None))) == []
+
+
+def test_a_late_rank_is_explained_by_the_line_that_takes_longer_there() -> None:
+    slow = RankCode(0, 5, (CodeLine(LOG, 60 * MS, 0), CodeLine(LOAD, 30 * MS, 0)))
+    quick = RankCode(1, 5, (CodeLine(LOG, 55 * MS, 0),))
+    view = View(2, None, shown={SCRIPT_CODE.name: (slow, quick)})
+    assert slowest_line_of(0, view) == ("data.py:3 in __getitem__", 30 * MS)
+    assert slowest_line_of(2, view) is None
+    assert slowest_line_of(0, replace(view, shown={SCRIPT_CODE.name: (slow,)})) is None
+    assert slowest_line_of(0, View(2, None)) is None
+
+
+def test_the_line_that_loads_data() -> None:
+    view = View(2, None, shown={SCRIPT_CODE.name: (RankCode(0, 5, (CodeLine(LOG, 9, 1), CodeLine(LOAD, 0, 8))),)})
+    assert slowest_line_of_data(view) == CodeLine(LOAD, 0, 8)
+    assert slowest_line_of_data(View(2, None)) is None
