@@ -274,6 +274,11 @@ def _nothing_to_try(path: Path, numbered: list[tuple[int, Finding]], is_lossy: b
 
 
 def _refuse_what_cannot_be_tried(options: argparse.Namespace, number: int, finding: Finding) -> None:
+    if finding.is_in_few_steps:
+        raise DdpprofError(
+            f"finding {number} is about a few long steps, but ddpprof try times only the usual steps. Make the change, "
+            "and compare how long the whole runs take."
+        )
     if finding.change is None:
         raise DdpprofError(
             f"ddpprof cannot apply the change that finding {number} recommends: {finding.advice} Make the change in a "

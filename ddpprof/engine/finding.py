@@ -254,8 +254,10 @@ class Finding:
     """True if this must be fixed before any gains matter: training is broken, or measurements are distorted"""
     may_be_meant: bool = False
     """True if it may be intended"""
+    is_in_few_steps: bool = False
+    """True if the time is spent in a few long steps, which `ddpprof try` does not time"""
     subject: Mapping[str, int | str] = field(default_factory=dict, hash=False)
-    """subject of the finding: a ``rank``, ``bucket``, ``parameter``, ``module``, ``step`` or ``host``"""
+    """subject of the finding: a ``rank``, ``bucket``, ``parameter``, ``module``, ``step``, ``host`` or ``line``"""
     numbers: Mapping[str, int | float] = field(default_factory=dict, hash=False)
     """numbers in title and evidence, by name including the unit, such as ``trailing_ns``"""
     measured: Measured | None = None

@@ -294,7 +294,6 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
         usual_steps=usual,
         failure=find_failure([rank_end(record.facts, modules) for record in records], run.exits),
         times=clocks_of(Report) if is_accelerator(job.device) else {},
-        whole_run=run.whole_run,
         **report_fields(view),
     )
     passes = _passes(together, found_buckets)

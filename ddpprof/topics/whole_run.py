@@ -7,7 +7,9 @@ from datetime import datetime
 from typing import Any
 
 from ddpprof import rundir
-from ddpprof.engine.topic import ReportView, Topic
+from ddpprof.engine.finding import Finding, only_known
+from ddpprof.engine.frameworks import load_with
+from ddpprof.engine.topic import ReportView, Topic, View
 from ddpprof.layout import (
     ABSENT,
     MAX_RANKS,
@@ -330,4 +332,50 @@ def pause_sentence(pause: Pause) -> str:
     return f"{_PAUSES[pause.kind]} took {took_s:.1f} s in {pause.num_steps:,} {steps}"
 
 
-WHOLE_RUN: Topic[Any, WholeRun] = Topic("whole_run", sections={"whole-run": whole_run_tables})
+def long_steps(run: WholeRun, view: View) -> Iterator[Finding]:
+    """Report evaluations, checkpoints or starts of epochs that take much of the run."""
+    watched_steps = run.num_steps - run.first_step
+    for pause in run.pauses:
+        share = pause.extra_ns / run.duration_ns if run.duration_ns else 0
+        if pause.kind not in _TITLES or pause.num_steps < _FEW_PAUSES or share < _MUCH or watched_steps <= 0:
+            continue
+        yield Finding(
+            "long-steps",
+            f"{_TITLES[pause.kind]} {percent(share)} of the run",
+            f"{pause_sentence(pause)} of {watched_steps:,}, in addition to the usual duration of these steps",
+            _for_epochs(view) if pause.kind is PauseKind.EPOCH else _LESS_OFTEN[pause.kind],
+            pause.extra_ns // watched_steps,
+            may_be_meant=pause.kind is not PauseKind.EPOCH,
+            is_in_few_steps=True,
+            numbers=only_known(extra_ns=pause.extra_ns, num_steps=pause.num_steps),
+        )
+
+
+def _for_epochs(view: View) -> str:
+    """Return what makes the start of an epoch shorter."""
+    loaders = (loader for one in view.records.values() for loader in one.loaders if loader.feeds_training)
+    restarted = next((one for one in loaders if one.num_workers and not one.persistent_workers), None)
+    if restarted is None:
+        return "Start fewer epochs, for example by repeating the dataset within an epoch."
+    return f"Keep the DataLoader's workers between epochs: {load_with(view.framework, restarted.num_workers, True)}."
+
+
+_MUCH = 0.05
+"""minimum share of the run"""
+_FEW_PAUSES = 3
+_TITLES = {
+    PauseKind.EVALUATION: "Evaluation takes",
+    PauseKind.SAVE: "Saving checkpoints takes",
+    PauseKind.EPOCH: "The start of epochs takes",
+}
+_LESS_OFTEN = {
+    PauseKind.EVALUATION: "Evaluate less often, or let every rank evaluate a part of the data, so that no rank waits.",
+    PauseKind.SAVE: "Save less often, or in the background, for example with torch.distributed.checkpoint.async_save.",
+}
+
+WHOLE_RUN: Topic[Any, WholeRun] = Topic(
+    "whole_run",
+    sections={"whole-run": whole_run_tables},
+    rules=(long_steps,),
+    of_run=lambda view: view.whole_run,
+)

@@ -43,6 +43,13 @@ def test_the_line_of_the_script_that_takes_time_is_named(ddpprof: Run, report: R
 
 
 @pytest.mark.long
+def test_evaluations_that_take_much_of_the_run_are_found(ddpprof: Run, report: Report) -> None:
+    found = findings("evaluates_often", ddpprof, report)["long-steps"]
+    assert found["title"].startswith("Evaluation takes")
+    assert found["numbers"]["extra_ns"] / found["numbers"]["num_steps"] == pytest.approx(100e6, abs=20e6)
+
+
+@pytest.mark.long
 def test_the_line_for_which_the_others_wait_is_named(ddpprof: Run, report: Report) -> None:
     found = findings("slow_log_of_a_rank", ddpprof, report)
     named = re.search(r"mistakes.py:\d+ in write_log takes ([\d.]+) ms per step more", found["straggler"]["evidence"])

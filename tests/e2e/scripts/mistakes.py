@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 from torch.utils.data.distributed import DistributedSampler
 
 
@@ -45,6 +45,17 @@ def seed(mistake, model):
     torch.manual_seed(0 if mistake == "same_seed" else dist.get_rank())
 
 
+@torch.no_grad()
+def evaluate(model, loader):
+    """Evaluate on one rank, as its own model, while the others wait in the next step."""
+    model.eval()
+    if dist.get_rank() == 0:
+        for x, _ in loader:
+            model.module(x, use_spare=True)
+            time.sleep(0.05)
+    model.train()
+
+
 def write_log():
     time.sleep(0.03)
 
@@ -63,6 +74,7 @@ def main():
     data = Data(0.002 if mistake == "slow_data" else 0.0)
     sampler = None if mistake == "no_sampler" else DistributedSampler(data)
     loader = DataLoader(data, batch_size=8, sampler=sampler, shuffle=sampler is None)
+    evaluated = DataLoader(Subset(data, range(16)), batch_size=8)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     always = mistake not in ("unused", "unused_unsearched")
     for epoch in range(3):
@@ -81,6 +93,8 @@ def main():
             optimizer.step()
             if mistake == "slow_log" or (mistake == "slow_log_of_a_rank" and dist.get_rank() == 1):
                 write_log()
+            if mistake == "evaluates_often" and index % 5 == 4:
+                evaluate(model, evaluated)
         if mistake == "same_checkpoint" or dist.get_rank() == 0:
             torch.save(model.state_dict(), "checkpoint.pt")
     time.sleep(0.2)

@@ -10,10 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec.structs import replace as replace_struct
+from observations import loader
 from pages import data_of
 from pulse_files import BEGIN_NS, MS, SECOND, MadeStep, write_pulse
 from reports import HOSTILE, rank, report, step
+from tables import record
 
+from ddpprof.engine.topic import View
 from ddpprof.layout import Line, Table
 from ddpprof.model.hang import Fault, Verdict
 from ddpprof.model.pulse import Activity, Ended, StepFlag
@@ -35,7 +38,7 @@ from ddpprof.render.json import read_report, render_json
 from ddpprof.render.sections import sections
 from ddpprof.render.sections.overview import first_screen, verdict
 from ddpprof.report import Report
-from ddpprof.topics.whole_run import pause_sentence, slowdown_sentence
+from ddpprof.topics.whole_run import long_steps, pause_sentence, slowdown_sentence
 
 
 def ranks(folder: Path, **second: int) -> tuple[RankWholeRun, ...]:
@@ -342,3 +345,42 @@ def test_pauses_are_told_apart() -> None:
         pause_sentence(recorded)
         == "the 15 steps that ddpprof recorded took 3.1 s longer than the same number of other steps"
     )
+
+
+LOADERS = {
+    "restarted": (loader(num_workers=3),),
+    "kept": (loader(num_workers=3, persistent_workers=True),),
+    "none": (),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "loaders", "title", "advice"),
+    [
+        (PauseKind.EVALUATION, "none", "Evaluation takes 30% of the run", "Evaluate less often"),
+        (PauseKind.SAVE, "none", "Saving checkpoints takes 30% of the run", "Save less often"),
+        (PauseKind.EPOCH, "restarted", "The start of epochs takes 30% of the run", "num_workers=3, persistent_workers"),
+        (PauseKind.EPOCH, "kept", "The start of epochs takes 30% of the run", "Start fewer epochs"),
+        (PauseKind.EPOCH, "none", "The start of epochs takes 30% of the run", "Start fewer epochs"),
+    ],
+)
+def test_pauses_that_take_much_of_the_run_are_a_finding(kind: PauseKind, loaders: str, title: str, advice: str) -> None:
+    run = WholeRun(110, 10, 10 * SECOND, (), pauses=(Pause(kind, 15, 3 * SECOND),))
+    (found,) = long_steps(run, View(2, 70_000_000, records={0: record(loaders=LOADERS[loaders])}))
+    assert (found.title, found.gain_ns) == (title, 30_000_000)
+    assert advice in found.advice
+    assert found.evidence.endswith("took 3.0 s in 15 steps of 100, in addition to the usual duration of these steps")
+    assert found.may_be_meant is (kind is not PauseKind.EPOCH)
+    assert found.is_in_few_steps
+
+
+@pytest.mark.parametrize(
+    "pause",
+    [
+        pytest.param(Pause(PauseKind.RECORDING, 15, 3 * SECOND), id="of-ddpprof"),
+        pytest.param(Pause(PauseKind.SAVE, 2, 3 * SECOND), id="too-few-to-go-on-like-this"),
+        pytest.param(Pause(PauseKind.SAVE, 15, SECOND // 3), id="short"),
+    ],
+)
+def test_other_pauses_are_no_finding(pause: Pause) -> None:
+    assert list(long_steps(WholeRun(110, 10, 10 * SECOND, (), pauses=(pause,)), View(2, 70_000_000))) == []
