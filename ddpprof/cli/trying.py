@@ -48,10 +48,11 @@ def add_try_options(parser: argparse.ArgumentParser) -> None:
         help=("try the changes suggested by the findings of this rule, such as trailing-communication"),
     )
     which.add_argument("--all", action="store_true", help="try all changes that ddpprof can make automatically")
-    which.add_argument(
+    add(
         "--script",
         metavar="[OLD=]NEW",
-        help="run this changed copy of your script instead; OLD is needed if the command has several scripts",
+        help="run this changed copy of your script instead; OLD is needed if the command has several scripts. With "
+        "--finding: the finding whose advice the copy follows",
     )
     add(
         "--allow-lossy",
@@ -89,6 +90,8 @@ def add_try_options(parser: argparse.ArgumentParser) -> None:
 
 def run_try(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
+    if options.script is not None and (options.rule or options.all or len(options.finding or ()) > 1):
+        parser.error("--script can be combined with a single --finding only")
     from ddpprof.experiments.conduct import add_rounds, job_of, open_experiment, working_on
 
     if options.resume is not None:
@@ -144,7 +147,7 @@ def _planned(options: argparse.Namespace) -> tuple[Experiment, list[Promise]]:
     experiment = _as_it_is(options, report)
     now = experiment.variants[0]
     if options.script is not None:
-        promises, variants = _other_script(experiment, now, options.script)
+        promises, variants = _other_script(experiment, now, options, report)
     else:
         promises, variants = [], []
         for number, finding in _chosen(report, options):
@@ -282,7 +285,7 @@ def _refuse_what_cannot_be_tried(options: argparse.Namespace, number: int, findi
     if finding.change is None:
         raise DdpprofError(
             f"ddpprof cannot apply the change that finding {number} recommends: {finding.advice} Make the change in a "
-            f"copy of your script, and compare: ddpprof try {options.path} --script changed.py"
+            f"copy of your script, and compare: ddpprof try {options.path} --finding {number} --script changed.py"
         )
     if finding.change.is_lossy and not options.allow_lossy:
         raise DdpprofError(
@@ -291,12 +294,14 @@ def _refuse_what_cannot_be_tried(options: argparse.Namespace, number: int, findi
         )
 
 
-def _other_script(experiment: Experiment, now: Variant, asked: str) -> tuple[list[Promise], list[Variant]]:
+def _other_script(
+    experiment: Experiment, now: Variant, options: argparse.Namespace, report: Report
+) -> tuple[list[Promise], list[Variant]]:
     from dataclasses import replace
 
-    from ddpprof.experiments.trying import Promise
+    from ddpprof.experiments.trying import promise_of_script
 
-    old, _, script = asked.rpartition("=")
+    old, _, script = options.script.rpartition("=")
     words = experiment.command
     found = [at for at, word in enumerate(words) if word == old or (not old and word.endswith(".py"))]
     if not found or experiment.as_module:
@@ -310,7 +315,9 @@ def _other_script(experiment: Experiment, now: Variant, asked: str) -> tuple[lis
     if not Path(script).is_file():
         raise DdpprofError(f"{script} does not exist.")
     changed = (*words[: found[0]], script, *words[found[0] + 1 :])
-    promise = Promise(label=script, code=script, title=f"{script} instead of {words[found[0]]}")
+    number = options.finding[0] if options.finding is not None else None
+    finding = None if number is None else finding_of(report, options.path, number)
+    promise = promise_of_script(script, f"{script} instead of {words[found[0]]}", number, finding)
     return [promise], [replace(now, label=script, command=changed)]
 
 

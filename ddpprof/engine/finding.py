@@ -170,6 +170,10 @@ class Change:
     """True if the change alters what training computes, for example because it rounds gradients"""
 
 
+def code_of(change: Change | None) -> str:
+    return "" if change is None else change.code
+
+
 def ddp_change(framework: str | None, **arguments: Value) -> Change:
     """Return a change of DDP's constructor arguments."""
     written = [f"{name}={list(value) if isinstance(value, tuple) else value!r}" for name, value in arguments.items()]
@@ -269,6 +273,11 @@ class Finding:
     def has_advice(self) -> bool:
         """Whether the advice is shown: the finding is not noise, or the change is worth trying."""
         return not self.is_noise or self.is_worth_trying
+
+    @property
+    def has_unknown_gain(self) -> bool:
+        """Whether the finding is about time, and only `ddpprof try` can show how much its change saves."""
+        return self.expected_ns is None and self.change is not None and not self.is_correctness
 
     @property
     def is_guess(self) -> bool:

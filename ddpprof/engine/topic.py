@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
-from ddpprof.engine.finding import Finding, Predicted, Predictions, calibrated, within
+from ddpprof.engine.finding import Finding, Predicted, Predictions, calibrated, code_of, within
 from ddpprof.engine.numbers import Declared, declared_in
 from ddpprof.errors import DdpprofError
 from ddpprof.layout import ABSENT, Column, Section, Table, clean, megabytes, ms, notes
@@ -329,9 +329,9 @@ def in_order(findings: Iterable[Finding], view: View, advice: Mapping[str, str])
     """Sort the findings: errors that break or distort training, then gains, then other findings, then noise.
 
     Among the gains, changes that do not affect the results of training come before changes that round gradients. Rules
-    that trials often did not confirm come after both. Gains that only a replay could predict come last if the run could
-    not be replayed. Among the noise, changes that are worth trying come first; of these, changes that round gradients
-    come last.
+    that trials often did not confirm come after both. Gains that only a replay could predict come after the other
+    findings if the run could not be replayed, and are never the first fix. Among the noise, changes that are worth
+    trying come first; of these, changes that round gradients come last.
 
     If several findings recommend the same change, only the first of them is returned. The rules of such findings use
     the same entry of `Predictions`. `advice`: advice that replaces a rule's own advice, by rule.
@@ -354,13 +354,13 @@ def in_order(findings: Iterable[Finding], view: View, advice: Mapping[str, str])
         *_by_gain([finding for finding in told if finding.is_trusted and not finding.is_lossy]),
         *_by_gain([finding for finding in told if finding.is_trusted and finding.is_lossy]),
         *_by_gain([finding for finding in told if not finding.is_trusted]),
-        *_by_gain([finding for finding in known if finding.is_guess]),
     ]
     others = [finding for finding in beyond if finding.expected_ns is None and not finding.comes_first]
+    guesses = _by_gain([finding for finding in known if finding.is_guess])
     noise = sorted(
         (one for one in found.values() if one.is_noise), key=lambda one: (not one.is_worth_trying, one.is_lossy)
     )
-    return (*first, *gains, *others, *noise)
+    return (*first, *gains, *others, *guesses, *noise)
 
 
 def _bounded(finding: Finding) -> Finding:
@@ -381,7 +381,7 @@ def _bounded(finding: Finding) -> Finding:
 
 def _measured(finding: Finding, view: View) -> Finding:
     """Return the finding with the gain measured by `ddpprof try`, if there is one."""
-    code = None if finding.change is None else finding.change.code
+    code = code_of(finding.change)
     found = [one.measured for one in view.tried if (one.rule, one.code) == (finding.rule, code)]
     return replace(finding, measured=found[-1]) if found else finding
 

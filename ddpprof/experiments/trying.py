@@ -18,7 +18,7 @@ from statistics import median
 import msgspec
 
 from ddpprof import rundir
-from ddpprof.engine.finding import Change, ChangeKind, Finding, Predicted
+from ddpprof.engine.finding import Change, ChangeKind, Finding, Predicted, code_of
 from ddpprof.errors import CannotRecord, DdpprofError, NotARun, writing
 from ddpprof.experiments.plan import (
     CHANGES_FILE,
@@ -64,7 +64,7 @@ class Promise:
     label: str
     """short name of the change, such as ``bucket_cap_mb=1``, or the other script"""
     code: str
-    """the change as code or command"""
+    """the change as code; empty if the finding's change has none"""
     number: int | None = None
     """number of the finding in the report; ``None`` for another script given by the user"""
     rule: str = ""
@@ -138,6 +138,24 @@ def promise_of(number: int, finding: Finding, change: Change, world_size: int | 
         is_lossy=change.is_lossy,
         keeps_order=change.kind not in _CHANGES_ORDER and keeps_order(arguments, world_size),
         keeps_batches=change.kind is not ChangeKind.LOADER,
+    )
+
+
+def promise_of_script(script: str, title: str, number: int | None, finding: Finding | None) -> Promise:
+    """Return the `Promise` of another script, which follows the advice of the finding if one is given."""
+    if finding is None:
+        return Promise(label=script, code=script, title=title, keeps_order=False)
+    return Promise(
+        label=script,
+        code=code_of(finding.change),
+        number=number,
+        rule=finding.rule,
+        title=finding.title,
+        gain_ns=finding.expected_ns,
+        predicted=finding.predicted,
+        is_lossy=finding.is_lossy,
+        keeps_order=False,
+        keeps_batches=False,
     )
 
 

@@ -43,7 +43,7 @@ class BriefFinding(msgspec.Struct, frozen=True, omit_defaults=True):
     is_correctness: bool = False
     may_be_meant: bool = False
     is_worth_trying: bool = False
-    """True if the run cannot predict the gain, which may be large"""
+    """True if the run cannot predict the gain; `confirm` measures it"""
     change: Change | None = None
     """the change as data; omitted if only the author of the script can make it"""
     confirm: str | None = None
@@ -147,7 +147,7 @@ def _finding(number: int, one: Finding, report: Report, run: str | None) -> Brie
         high_ns=None if predicted is None else predicted.high_ns,
         is_correctness=one.is_correctness,
         may_be_meant=one.may_be_meant,
-        is_worth_trying=one.is_worth_trying,
+        is_worth_trying=one.is_worth_trying or one.has_unknown_gain,
         change=None if one.change is None else replace(one.change, code=clean(one.change.code, most=_LONGEST)),
         confirm=_confirm(number, one, report, run) if run is not None and is_decided else None,
         decide=None if is_decided else clean(longer_recording(report, one), most=_LONGEST),
@@ -162,7 +162,11 @@ def _confirm(number: int, one: Finding, report: Report, run: str) -> str | None:
         return f"ddpprof try {run} --finding {number}{lossy}"
     scripts = [word for word in report.job.recorded_with if word.endswith(".py")]
     old = f"{shlex.quote(scripts[-1])}=" if len(scripts) > 1 else ""
-    return None if one.gain_ns is None or one.is_in_few_steps else f"ddpprof try {run} --script {old}CHANGED.py"
+    return (
+        None
+        if one.gain_ns is None or one.is_in_few_steps
+        else f"ddpprof try {run} --finding {number} --script {old}CHANGED.py"
+    )
 
 
 def _fits(brief: Brief | BriefComparison) -> bool:

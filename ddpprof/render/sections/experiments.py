@@ -515,7 +515,7 @@ def trying_sections(report: TryReport) -> Iterable[Section]:
     yield Line(f"A step of the unchanged job takes {in_ms(report.step_ns)}, in {count(report.rounds, 'round')}.")
     for one in report.tried:
         yield Line(f"{_what_was_tried(one.promise)}{_promised(one.promise)}{_given(one)}", is_headline=True)
-        if one.outcome in (Outcome.CONFIRMED, Outcome.SMALLER) and one.promise.number is not None:
+        if one.outcome in (Outcome.CONFIRMED, Outcome.SMALLER) and one.promise.number is not None and one.promise.code:
             yield Line(f"Code: {clean(one.promise.code, most=400)}")
     if any(one.measured is not None and one.measured.low_ns is not None for one in report.tried):
         yield Line("In parentheses: 95% interval. Each round runs the job with and without each change.", is_aside=True)

@@ -89,8 +89,9 @@ def first_words(finding: Finding) -> str:
     """Return the words that introduce the first finding."""
     if finding.may_be_meant:
         return "Check whether this is intended"
-    has_unknown_gain = finding.expected_ns is None and finding.change is not None and not finding.is_correctness
-    return "Worth trying" if has_unknown_gain or not finding.is_trusted else "First fix"
+    if finding.is_correctness:
+        return "Correctness"
+    return "Worth trying" if finding.has_unknown_gain or not finding.is_trusted else "First fix"
 
 
 def sentence_after(report: Report, finding: Finding) -> str:
@@ -99,7 +100,8 @@ def sentence_after(report: Report, finding: Finding) -> str:
     If it has none, return a sentence on a finding about time for which this run is too short, or an empty string.
     """
     if finding.expected_ns is None:
-        return f" {_undecided(report)}".rstrip()
+        no_time = " No finding about the step time is beyond noise." if finding.is_correctness else ""
+        return f" {_undecided(report)}".rstrip() or no_time
     if finding.measured is not None and finding.is_decided:
         return f" ddpprof try measured {measured_gain(finding.measured)}."
     if finding.predicted is not None:
@@ -488,6 +490,8 @@ def _next(report: Report, paths: Sequence[str], can_replay: bool) -> Iterator[Se
         is_known = any(not one.is_noise for one in left)
         lossy = " --allow-lossy" if all(one.is_lossy for one in left) else ""
         commands.append(("try the first fix" if is_known else "measure what to try", f"ddpprof try {run}{lossy}"))
+    elif (edit := _to_edit(report, paths)) is not None:
+        commands.append(("measure your fix", f"ddpprof try {run} --finding {edit} --script CHANGED.py"))
     if report.failure is None and len(paths) == 1:
         if (words := _words_of_sweep(report)) is not None:
             sweep = f"ddpprof sweep --vary bucket_cap_mb=5,25 {words}"
@@ -505,6 +509,16 @@ def _left_to_try(report: Report, paths: Sequence[str]) -> list[Finding]:
     if len(paths) != 1 or not report.job.recorded_with or report.failure is not None:
         return []
     return [one for one in report.findings if one.change is not None and not one.is_decided and one.has_advice]
+
+
+def _to_edit(report: Report, paths: Sequence[str]) -> int | None:
+    """Return the number of the first finding with a gain, if only the author of the script can make its change."""
+    first = first_change(report)
+    if len(paths) != 1 or not report.job.recorded_with or report.failure is not None or first is None:
+        return None
+    text, finding = first
+    can_be_timed = finding.expected_ns is not None and finding.change is None and not finding.is_in_few_steps
+    return text.number if can_be_timed and not finding.is_decided else None
 
 
 def _words_of_sweep(report: Report) -> str | None:

@@ -219,6 +219,14 @@ def test_the_interval_of_a_rule_whose_gains_were_often_outside_is_wider(monkeypa
     assert after.predicted == Predicted(10 * MS, 5 * MS, 13 * MS), "no change saves more than its cause"
 
 
+def test_bounds_that_only_a_replay_could_confirm_come_after_what_can_be_done() -> None:
+    guess = Finding("trailing-communication", "", "", "", 9 * MS)
+    gain, unknown = Finding("gain", "", "", "", 5 * MS), Finding("unknown", "", "", "", None, change=ddp_change(None))
+    wrong = Finding("wrong", "", "", "", None, is_correctness=True)
+    found = [one.rule for one in in_order([guess, gain, unknown, wrong], observed(), {})]
+    assert found == ["gain", "unknown", "wrong", "trailing-communication"]
+
+
 def test_what_was_tried_in_vain_is_noise() -> None:
     change = ddp_change(None, static_graph=True)
     finding = Finding("rule", "", "", "", 9 * MS, change=change)

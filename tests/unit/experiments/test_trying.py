@@ -31,6 +31,7 @@ from ddpprof.experiments.trying import (
     TryPlan,
     keep_in_run,
     promise_of,
+    promise_of_script,
     variant_with,
 )
 from ddpprof.layout import Line
@@ -199,6 +200,20 @@ def test_what_could_not_be_told_and_what_failed_is_kept_in_the_run(tmp_path: Pat
         (BOUND.code, Outcome.FAILED),
     ]
     assert kept[1].measured.gain_ns is None
+
+
+def test_another_script_may_follow_a_finding() -> None:
+    finding = Finding("straggler", "All ranks wait for rank 1", "", "", 60 * MS)
+    alone, with_finding = promise_of_script("b.py", "title", None, None), promise_of_script("b.py", "", 2, finding)
+    assert (alone.code, alone.number, alone.gain_ns) == ("b.py", None, None)
+    assert (with_finding.label, with_finding.code, with_finding.number) == ("b.py", "", 2)
+    assert (with_finding.rule, with_finding.gain_ns) == ("straggler", 60 * MS)
+    assert not alone.keeps_order, "an edited script may add in another order"
+    lines = [
+        one.text for one in trying_sections(trying(with_finding, (40, 41, 39, 40)).report()) if isinstance(one, Line)
+    ]
+    assert lines[1].startswith("Finding 2, b.py: promised up to 60.0 ms per step, measured 60.0 ms per step")
+    assert not any(line.startswith("Code:") for line in lines)
 
 
 def test_without_times_of_the_job_as_it_is_nothing_is_said() -> None:

@@ -53,7 +53,9 @@ def test_each_finding_has_its_gain_its_change_and_the_command_that_confirms_it()
     assert first["change"]["values"] == {"bucket_cap_mb": 5}
     assert first["confirm"] == "ddpprof try 'runs/a b' --finding 1"
     assert hook["confirm"] == "ddpprof try 'runs/a b' --finding 2 --allow-lossy"
-    assert loop["confirm"] == "ddpprof try 'runs/a b' --script CHANGED.py", "only its author can change the loop"
+    assert loop["confirm"] == "ddpprof try 'runs/a b' --finding 3 --script CHANGED.py", (
+        "only its author can change the loop"
+    )
     assert (seeds["is_correctness"], "confirm" in seeds) == (True, False)
     assert whole["num_noise"] == 1
 
@@ -70,7 +72,7 @@ def test_a_finding_that_a_longer_recording_decides_has_its_command() -> None:
 def test_the_script_to_replace_is_named_if_the_command_has_several() -> None:
     command = ("--", "bash", "-c", "launch.py", "train.py")
     (only,) = shown(brief_report(made(LOOP, recorded_with=command), ["a"]))["findings"]
-    assert only["confirm"] == "ddpprof try a --script train.py=CHANGED.py"
+    assert only["confirm"] == "ddpprof try a --finding 1 --script train.py=CHANGED.py"
 
 
 @pytest.mark.parametrize("whole", [made(CAP, recorded_with=()), made(CAP)], ids=["unknown-command", "two-parts"])

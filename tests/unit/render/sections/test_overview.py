@@ -342,6 +342,32 @@ def test_a_change_that_was_tried_says_so_where_it_belongs(measured: Measured, he
     assert "First fix" not in said or measured.outcome is Outcome.CANNOT_TELL
 
 
+@pytest.mark.parametrize(
+    ("changes", "is_offered"),
+    [
+        pytest.param({}, True, id="an-edit"),
+        pytest.param({"change": ddp_change(None, bucket_cap_mb=1)}, False, id="ddpprof-can-apply-it"),
+        pytest.param({"is_in_few_steps": True}, False, id="not-in-usual-steps"),
+        pytest.param({"measured": Measured(MS, 0, 2 * MS, Outcome.CONFIRMED, 5)}, False, id="measured"),
+        pytest.param({"gain_ns": None}, False, id="no-gain"),
+    ],
+)
+def test_the_command_that_measures_an_edit_is_offered(changes: dict[str, Any], is_offered: bool) -> None:
+    finding = replace(Finding("straggler", "All ranks wait", "", "Look.", 5 * MS), **changes)
+    job = replace(report().job, recorded_with=("train.py",))
+    said = drawn(report(findings=(finding,), job=job))
+    assert ("--finding 1 --script CHANGED.py" in said) is is_offered
+
+
+def test_wrong_training_is_no_fix_of_its_speed() -> None:
+    wrong = Finding(
+        "same-random-numbers", "Both ranks draw the same random numbers", "", "Seed.", None, is_correctness=True
+    )
+    assert change_sentence(report(findings=(wrong,))) == (
+        "Correctness: Both ranks draw the same random numbers. No finding about the step time is beyond noise."
+    )
+
+
 def test_remarks_are_shown_in_full() -> None:
     helps = "Accumulating gradients over 4 batches would save 23.7 ms per batch (13.9–33.5), with a larger batch size."
     file = io.StringIO()
