@@ -104,6 +104,15 @@ def test_a_line_that_reads_the_device_and_the_time_that_it_then_idles(train: Tra
     assert "reading.py:17 in train calls item() 1 times per step" in finding.evidence
 
 
+def test_a_line_of_the_script_during_which_the_device_idles(train: Train, setup: Setup) -> None:
+    if setup.device == "cpu":
+        pytest.skip("it needs a GPU")
+    trained = train("reading.py", "--delay-s=0.02", "--steps=26", trace=WITH_LIGHT_STEPS)
+    (finding,) = [one for one in report(trained).findings if one.rule == "script-code"]
+    assert finding.gain_ns == pytest.approx(20e6, rel=0.25)
+    assert finding.title.endswith("mostly at reading.py:18 in train")
+
+
 def test_the_exchanges_of_sync_batch_norm(train: Train, own_gpus: None, with_nccl: None) -> None:
     """Each layer exchanges its statistics once in the forward, and the sums of its gradients once in the backward."""
     findings = report(train("synced.py", trace=())).findings
