@@ -84,6 +84,7 @@ class PauseKind(StrEnum):
     EVALUATION = "evaluation"
     RECORDING = "recording"
     EPOCH = "epoch"
+    UNKNOWN = "unknown"
 
 
 class Pause(msgspec.Struct, frozen=True):
@@ -93,6 +94,8 @@ class Pause(msgspec.Struct, frozen=True):
     num_steps: int
     extra_ns: Int64
     """additional time of these steps compared to normal steps, ns"""
+    every: int | None = None
+    """distance between these steps, if it is regular; only given for the kind ``UNKNOWN``"""
 
 
 class Slowdowns(msgspec.Struct, frozen=True):

@@ -93,7 +93,31 @@ def pauses_in(steps: JobSteps) -> tuple[Pause, ...]:
         left &= ~mine
         if mine.any():
             pauses.append(Pause(kind, int(mine.sum()), int(left_ns[mine].sum())))
+    long = steps.is_usual & (steps.length_ns > _LONG * normal_ns)
+    if long.any():
+        every = _regular_distance(steps.number[long])
+        pauses.append(Pause(PauseKind.UNKNOWN, int(long.sum()), int(left_ns[long].sum()), every))
     return tuple(pauses)
+
+
+_LONG = 1.5
+"""minimum duration of a long step, relative to the median step"""
+_MOST_MULTIPLES = 0.8
+"""share of the distances that must be multiples of the most common one, which must be at least half of them"""
+
+
+def _regular_distance(numbers: Int64Column) -> int | None:
+    """Return the distance between steps that are at regular distances; ``None`` if they are not."""
+    distances = np.diff(numbers)
+    if len(distances) < _FEW_DISTANCES:
+        return None
+    values, counts = np.unique(distances, return_counts=True)
+    distance = int(values[np.argmax(counts)])
+    is_regular = distance > 1 and 2 * counts.max() >= len(distances)
+    return distance if is_regular and np.mean(distances % distance == 0) >= _MOST_MULTIPLES else None
+
+
+_FEW_DISTANCES = 3
 
 
 _MOST_KEPT = 200

@@ -88,7 +88,7 @@ class _Window:
         called: str | None = None
         while frame is not None:
             file = frame.f_code.co_filename
-            one = Frame(file, frame.f_lineno, frame.f_code.co_name)
+            one = Frame(file, frame.f_lineno or 0, frame.f_code.co_name)
             if one.is_of_user:
                 is_in_framework = called is not None and _OF_FRAMEWORKS.search(called) is not None
                 return self._places.setdefault((str(one), is_in_framework), len(self._places))

@@ -28,6 +28,7 @@ from ddpprof.topics.steps.breakdown import split_step
 _SHORTEST_GAP_NS = 500_000
 _MUCH = 0.05
 """minimum share of the step"""
+_FAR_ABOVE = 4
 _MOST_LINES = 3
 _WORTH_NAMING = 0.1
 """minimum share of the time of all lines"""
@@ -54,6 +55,8 @@ class RankCode:
     rank: int
     num_steps: int
     lines: tuple[CodeLine, ...]
+    longest: CodeLine | None = None
+    """line that takes the longest time in a single step, with its times in that step, if its median is far below"""
 
     @property
     def idle_ns(self) -> int:
@@ -63,7 +66,9 @@ class RankCode:
 def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
     """Measure the steps with these indices; ``None`` if no samples were recorded in them."""
     trace, samples = rank.trace, rank.record.code_samples if rank.record is not None else None
-    if trace is None or trace.epoch_ns is None or samples is None or len(samples.places) != len(samples.ends_us):
+    if trace is None or trace.epoch_ns is None or samples is None:
+        return None
+    if len(samples.places) != len(samples.ends_us) or len(samples.lines) != len(samples.is_in_framework):
         return None
     splits = [split for step in steps if (split := split_step(trace, step)) is not None]
     if not splits or not samples.places:
@@ -73,13 +78,18 @@ def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
     places = np.array(samples.places, np.int64)
     idle = np.array([_by_line(_long(split.idle), starts_ns, ends_ns, places, len(samples.lines)) for split in splits])
     data = np.array([_by_line(split.data, starts_ns, ends_ns, places, len(samples.lines)) for split in splits])
-    idle_ns, data_ns = np.median(idle, axis=0), np.median(data, axis=0)
-    by_line: dict[str, list[int]] = {}
-    for index, (line, is_in_framework) in enumerate(zip(samples.lines, samples.is_in_framework, strict=False)):
-        if not is_in_framework:
-            by_line[line] = [int(idle_ns[index]), int(data_ns[index])]
-    lines = [CodeLine(line, *times) for line, times in by_line.items() if any(times)]
-    return RankCode(rank.rank, len(splits), tuple(sorted(lines, key=lambda one: -max(one.idle_ns, one.data_ns))))
+    idle_ns, data_ns, most_ns = np.median(idle, axis=0), np.median(data, axis=0), np.max(idle, axis=0)
+    own = [index for index, is_in_framework in enumerate(samples.is_in_framework) if not is_in_framework]
+    lines = [CodeLine(samples.lines[index], int(idle_ns[index]), int(data_ns[index])) for index in own]
+    lines.sort(key=lambda one: -max(one.idle_ns, one.data_ns))
+    rare = [index for index in own if most_ns[index] >= _FAR_ABOVE * max(idle_ns[index], _SHORTEST_GAP_NS)]
+    top = max(rare, key=lambda index: most_ns[index], default=None)
+    return RankCode(
+        rank.rank,
+        len(splits),
+        tuple(one for one in lines if one.idle_ns or one.data_ns),
+        None if top is None else CodeLine(samples.lines[top], int(most_ns[top]), 0),
+    )
 
 
 def _long(idle: Spans) -> Spans:
@@ -130,6 +140,12 @@ def slowest_line_of(rank: int, view: View) -> tuple[str, int] | None:
         return None
     more = {one.short: one.idle_ns - max(lines.get(one.line, 0) for lines in others) for one in own.lines}
     return max(more.items(), key=lambda one: one[1], default=None)
+
+
+def longest_line(view: View) -> CodeLine | None:
+    """Return the line that takes the longest time in a single step but not in most steps."""
+    found = [one.longest for one in view[SCRIPT_CODE] or () if one.longest is not None]
+    return max(found, key=lambda one: one.idle_ns, default=None)
 
 
 def slowest_line_of_data(view: View) -> CodeLine | None:

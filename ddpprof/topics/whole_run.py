@@ -31,6 +31,7 @@ from ddpprof.model.whole_run import Pause, PauseKind, RankWholeRun, SlowdownCaus
 from ddpprof.statistics import mean_known, median_known
 from ddpprof.topics.failure import FAILURE
 from ddpprof.topics.hang_words import verdict_in_short, verdict_lines
+from ddpprof.topics.script_code import longest_line
 from ddpprof.words import ranks_in_words
 
 _LEAST_PAUSE_NS = 50_000_000
@@ -263,7 +264,12 @@ _DOES = {
     StepPart.OTHER: "in the script's own code",
 }
 
-_PAUSES = {PauseKind.SAVE: "checkpoints", PauseKind.EVALUATION: "evaluation", PauseKind.EPOCH: "new epochs"}
+_PAUSES = {
+    PauseKind.SAVE: "checkpoints",
+    PauseKind.EVALUATION: "evaluation",
+    PauseKind.EPOCH: "new epochs",
+    PauseKind.UNKNOWN: "long steps without a known reason",
+}
 
 
 def slowdown_sentence(slowdown: StepSlowdown, world_size: int) -> str:
@@ -337,18 +343,39 @@ def long_steps(run: WholeRun, view: View) -> Iterator[Finding]:
     watched_steps = run.num_steps - run.first_step
     for pause in run.pauses:
         share = pause.extra_ns / run.duration_ns if run.duration_ns else 0
-        if pause.kind not in _TITLES or pause.num_steps < _FEW_PAUSES or share < _MUCH or watched_steps <= 0:
+        may_be_chance = pause.kind is PauseKind.UNKNOWN and pause.every is None
+        least = _MUCH_OF_CHANCE if may_be_chance else _MUCH
+        if pause.kind is PauseKind.RECORDING or pause.num_steps < _FEW_PAUSES or share < least or watched_steps <= 0:
             continue
         yield Finding(
             "long-steps",
-            f"{_TITLES[pause.kind]} {percent(share)} of the run",
+            f"{_title(pause)} {percent(share)} of the run",
             f"{pause_sentence(pause)} of {watched_steps:,}, in addition to the usual duration of these steps",
-            _for_epochs(view) if pause.kind is PauseKind.EPOCH else _LESS_OFTEN[pause.kind],
+            _shorter(pause, view),
             pause.extra_ns // watched_steps,
             may_be_meant=pause.kind is not PauseKind.EPOCH,
             is_in_few_steps=True,
             numbers=only_known(extra_ns=pause.extra_ns, num_steps=pause.num_steps),
         )
+
+
+def _title(pause: Pause) -> str:
+    if pause.kind is PauseKind.UNKNOWN:
+        which = "Some steps take" if pause.every is None else f"One in {pause.every} steps takes"
+        return f"{which} much longer than the others, which adds up to"
+    return _TITLES[pause.kind]
+
+
+def _shorter(pause: Pause, view: View) -> str:
+    """Return what makes these steps shorter, or their number smaller."""
+    if pause.kind is PauseKind.EPOCH:
+        return _for_epochs(view)
+    if pause.kind is not PauseKind.UNKNOWN:
+        return _LESS_OFTEN[pause.kind]
+    line = longest_line(view)
+    if line is None:
+        return "Profile such a step of the running job, to see what it does: ddpprof capture --when 'step>1.5x' RUN."
+    return f"Do this work less often, or make it faster: {line.short} takes {in_ms(line.idle_ns)} in such a step."
 
 
 def _for_epochs(view: View) -> str:
@@ -362,6 +389,8 @@ def _for_epochs(view: View) -> str:
 
 _MUCH = 0.05
 """minimum share of the run"""
+_MUCH_OF_CHANCE = 0.2
+"""the same for long steps without a known reason at irregular distances, which other work may cause"""
 _FEW_PAUSES = 3
 _TITLES = {
     PauseKind.EVALUATION: "Evaluation takes",

@@ -72,6 +72,22 @@ def test_what_the_rank_that_saves_longest_takes_counts_for_the_checkpoint() -> N
     assert pauses_in(steps) == (Pause(PauseKind.SAVE, 1, 50 * MS), Pause(PauseKind.EVALUATION, 1, 150 * MS))
 
 
+@pytest.mark.parametrize(
+    ("long", "every"),
+    [
+        pytest.param((3, 7, 11, 15, 19), 4, id="regular"),
+        pytest.param((3, 7, 15, 19, 23), 4, id="one-is-left-out"),
+        pytest.param((3, 5, 11, 14, 19), None, id="irregular"),
+        pytest.param((3, 4, 5, 6, 7), None, id="one-after-the-other"),
+        pytest.param((3, 7, 11), None, id="too-few"),
+    ],
+)
+def test_long_steps_without_a_flag_have_no_known_reason(long: tuple[int, ...], every: int | None) -> None:
+    steps = common_steps({0: steps_of([{"other": 301.0} if number in long else {} for number in range(40)])})
+    assert steps is not None
+    assert pauses_in(steps) == (Pause(PauseKind.UNKNOWN, len(long), len(long) * 300 * MS, every),)
+
+
 def test_recording_and_the_end_of_an_epoch_are_pauses() -> None:
     rows = [{}, {"other": 8.0, "flags": StepFlag.RECORDED}, {"other": 4.0, "flags": StepFlag.RAN_OUT}]
     steps = common_steps({0: steps_of(rows)})

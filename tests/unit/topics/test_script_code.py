@@ -15,6 +15,7 @@ from ddpprof.topics.script_code import (
     SCRIPT_CODE,
     CodeLine,
     RankCode,
+    longest_line,
     measure_code,
     script_code,
     slowest_line_of,
@@ -45,6 +46,18 @@ def test_lines_get_the_long_gaps_in_which_they_run() -> None:
     found = measure_code(rank(), [0])
     assert found == RankCode(0, 1, (CodeLine(LOG, 6 * MS, 0), CodeLine(LOAD, 1 * MS, 3 * MS)))
     assert found.idle_ns == 7 * MS
+
+
+def test_a_line_that_takes_long_in_one_step_is_told_apart() -> None:
+    """Logging runs in the last of three steps only, and the model's own gaps do not count."""
+    samples = msgspec.structs.replace(SAMPLES, ends_us=(41_000, 59_000), places=(2, 0))
+    made = rank(samples)
+    assert made.trace is not None
+    steps = [(0, 20 * MS), (20 * MS, 40 * MS), (40 * MS, 60 * MS)]
+    found = measure_code(replace(made, trace=trace(steps, epoch=1000)), [0, 1, 2])
+    assert found == RankCode(0, 3, (), CodeLine(LOG, 18 * MS, 0))
+    assert longest_line(View(2, None, shown={SCRIPT_CODE.name: (found,)})) == CodeLine(LOG, 18 * MS, 0)
+    assert longest_line(View(2, None)) is None
 
 
 @pytest.mark.parametrize(

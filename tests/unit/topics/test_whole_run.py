@@ -38,6 +38,7 @@ from ddpprof.render.json import read_report, render_json
 from ddpprof.render.sections import sections
 from ddpprof.render.sections.overview import first_screen, verdict
 from ddpprof.report import Report
+from ddpprof.topics.script_code import SCRIPT_CODE, CodeLine, RankCode
 from ddpprof.topics.whole_run import long_steps, pause_sentence, slowdown_sentence
 
 
@@ -372,6 +373,30 @@ def test_pauses_that_take_much_of_the_run_are_a_finding(kind: PauseKind, loaders
     assert found.evidence.endswith("took 3.0 s in 15 steps of 100, in addition to the usual duration of these steps")
     assert found.may_be_meant is (kind is not PauseKind.EPOCH)
     assert found.is_in_few_steps
+
+
+@pytest.mark.parametrize(
+    ("every", "extra_ns", "title"),
+    [
+        (4, 3 * SECOND, "One in 4 steps takes much longer than the others, which adds up to 30% of the run"),
+        (4, SECOND, "One in 4 steps takes much longer than the others, which adds up to 10% of the run"),
+        (None, 3 * SECOND, "Some steps take much longer than the others, which adds up to 30% of the run"),
+        (None, SECOND, None),
+    ],
+)
+def test_long_steps_without_a_known_reason(every: int | None, extra_ns: int, title: str | None) -> None:
+    """At irregular distances, other work may be the reason."""
+    run = WholeRun(110, 10, 10 * SECOND, (), pauses=(Pause(PauseKind.UNKNOWN, 15, extra_ns, every),))
+    assert [one.title for one in long_steps(run, View(2, 70_000_000))] == ([] if title is None else [title])
+
+
+def test_the_line_of_long_steps_is_named_if_one_was_profiled() -> None:
+    run = WholeRun(110, 10, 10 * SECOND, (), pauses=(Pause(PauseKind.UNKNOWN, 15, 3 * SECOND, 4),))
+    (found,) = long_steps(run, View(2, 70_000_000))
+    assert "ddpprof capture --when 'step>1.5x'" in found.advice
+    code = RankCode(0, 5, (), CodeLine("/a/train.py:66 in main", 200_000_000, 0))
+    (found,) = long_steps(run, View(2, 70_000_000, shown={SCRIPT_CODE.name: (code,)}))
+    assert found.advice.endswith("train.py:66 in main takes 200 ms in such a step.")
 
 
 @pytest.mark.parametrize(
