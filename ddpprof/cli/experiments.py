@@ -414,12 +414,12 @@ def _outcome(directory: Path, experiment: Experiment, trial: Trial, ended: Trial
     title = experiment.variants[trial.variant].title
     if ended.problem is not None:
         return f"{title}: {ended.problem}"
-    return f"{title}: {usual_step_in_words(directory / trial.name)}"
+    return f"{title}: {usual_step_in_words(directory / trial.name, mean=experiment.uses_means)}"
 
 
-def usual_step_in_words(run: Path) -> str:
-    """Return the median step time of a run that has just been recorded, as text."""
-    from statistics import median
+def usual_step_in_words(run: Path, *, mean: bool = False) -> str:
+    """Return the median or mean step time of a run that has just been recorded, as text."""
+    from statistics import fmean, median
 
     from ddpprof.experiments.trials import timed_steps
     from ddpprof.layout import in_ms
@@ -428,7 +428,7 @@ def usual_step_in_words(run: Path) -> str:
 
     records = [load_record(run, rank) for rank in ranks_in(run)]
     steps = timed_steps([record for record in records if record is not None])
-    return f"{in_ms(median(steps))} per step" if steps else "no step was timed"
+    return f"{in_ms(fmean(steps) if mean else median(steps))} per step" if steps else "no step was timed"
 
 
 def _announce(experiment: Experiment, trial: Trial | None, done: int, left: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _ROUNDS = 5
 _TIMED_STEPS = 10
 _MOST_TIMED_STEPS = 100
+_MOST_LONG_STEPS = 4
+"""number of long steps to time, for a finding that is about them"""
 _TIMED_S = 1.0
 """short steps vary more, so that more than `_TIMED_STEPS` are timed: as many as take this long, seconds"""
 _START_S = 5.0
@@ -146,18 +149,23 @@ def _planned(options: argparse.Namespace) -> tuple[Experiment, list[Promise]]:
     report, path = _report(options.path), options.path
     experiment = _as_it_is(options, report)
     now = experiment.variants[0]
+    about: Sequence[Finding]
     if options.script is not None:
         promises, variants = _other_script(experiment, now, options, report)
+        about = report.findings if options.finding is None else [finding_of(report, path, options.finding[0])]
     else:
-        promises, variants = [], []
-        for number, finding in _chosen(report, options):
+        promises, variants, chosen = [], [], _chosen(report, options)
+        about = [finding for _, finding in chosen]
+        for number, finding in chosen:
             change = finding.change
             assert change is not None
             promises.append(promise_of(number, finding, change, report.job.world_size))
             variants.append(variant_with(now, change))
-    _say_plan(experiment, report, promises, path)
     from dataclasses import replace
 
+    if options.timed_steps is None:
+        experiment = _with_enough_steps(experiment, report, about)
+    _say_plan(experiment, report, promises, path)
     return replace(experiment, variants=(now, *variants)), promises
 
 
@@ -189,7 +197,7 @@ def _as_it_is(options: argparse.Namespace, report: Report) -> Experiment:
     if not job.is_one_node:
         raise DdpprofError("the job ran on several nodes, but ddpprof try can start it only on this node.")
     torchrun = job.options.torchrun
-    experiment = Experiment(
+    return Experiment(
         format=EXPERIMENT_FORMAT,
         kind=ExperimentKind.TRY,
         command=job.words,
@@ -202,11 +210,13 @@ def _as_it_is(options: argparse.Namespace, report: Report) -> Experiment:
         timed_steps=options.timed_steps or _TIMED_STEPS,
         torchrun=None if torchrun is None else tuple(torchrun),
     )
-    return experiment if options.timed_steps else _with_enough_steps(experiment, report)
 
 
-def _with_enough_steps(experiment: Experiment, report: Report) -> Experiment:
-    """Return the experiment with more timed steps if steps are short and training is long enough."""
+def _with_enough_steps(experiment: Experiment, report: Report, about: Sequence[Finding]) -> Experiment:
+    """Return the experiment with more timed steps if steps are short, or if findings are about a few long steps.
+
+    The number is limited by the number of steps for which the job trains.
+    """
     from dataclasses import replace
     from math import ceil
 
@@ -215,8 +225,11 @@ def _with_enough_steps(experiment: Experiment, report: Report) -> Experiment:
     if not report.step_ns or report.job.num_steps is None:
         return experiment
     wanted = min(_MOST_TIMED_STEPS, ceil(_TIMED_S * 1e9 / report.step_ns))
+    apart = max((one.numbers["num_steps_apart"] for one in about if one.is_in_few_steps), default=0)
+    wanted = max(wanted, ceil(_MOST_LONG_STEPS * apart))
     others = steps_of(experiment, experiment.variants[0], _is_on_accelerator(report)) - experiment.timed_steps
-    return replace(experiment, timed_steps=max(_TIMED_STEPS, min(wanted, report.job.num_steps - others)))
+    timed_steps = max(_TIMED_STEPS, min(wanted, report.job.num_steps - others))
+    return replace(experiment, timed_steps=timed_steps, uses_means=apart > 0)
 
 
 def _is_on_accelerator(report: Report) -> bool:
@@ -277,11 +290,6 @@ def _nothing_to_try(path: Path, numbered: list[tuple[int, Finding]], is_lossy: b
 
 
 def _refuse_what_cannot_be_tried(options: argparse.Namespace, number: int, finding: Finding) -> None:
-    if finding.is_in_few_steps:
-        raise DdpprofError(
-            f"finding {number} is about a few long steps, but ddpprof try times only the usual steps. Make the change, "
-            "and compare how long the whole runs take."
-        )
     if finding.change is None:
         raise DdpprofError(
             f"ddpprof cannot apply the change that finding {number} recommends: {finding.advice} Make the change in a "

@@ -259,7 +259,7 @@ class Finding:
     may_be_meant: bool = False
     """True if it may be intended"""
     is_in_few_steps: bool = False
-    """True if the time is spent in a few long steps, which `ddpprof try` does not time"""
+    """True if the time is spent in a few long steps; `ddpprof try` then compares means over many steps"""
     subject: Mapping[str, int | str] = field(default_factory=dict, hash=False)
     """subject of the finding: a ``rank``, ``bucket``, ``parameter``, ``module``, ``step``, ``host`` or ``line``"""
     numbers: Mapping[str, int | float] = field(default_factory=dict, hash=False)

@@ -144,6 +144,8 @@ class Experiment:
     """for `ddpprof tune`, the maximum number of variants to choose"""
     allow_lossy: bool = False
     """for `ddpprof tune`, whether to try hooks that round gradients"""
+    uses_means: bool = False
+    """for `ddpprof try`, whether a trial counts with the mean of its steps, in order to include long steps"""
     torchrun: tuple[str, ...] | None = None
     """options of torchrun, if the ranks are not simply started with `Variant.nproc`"""
     is_whole: bool = True

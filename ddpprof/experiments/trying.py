@@ -1,6 +1,7 @@
 """Measure the gain of advised changes: `ddpprof try` runs the job with each change and without changes.
 
-    measured gain = unchanged step × (1 - ratio), where the ratio and its 95 % interval are from `paired_ratio`
+    measured gain = unchanged step × (1 - ratio), where the ratio and its 95 % interval are from `paired_ratio`. A trial
+                    counts with its median step or, for a finding about a few long steps, with its mean step
     confirmed     = the interval is above 0, and reaches the lower end of the predicted gain
     no difference = the interval includes 0, and its upper end is below half of the expected gain or 1 % of the step
 
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 import msgspec
 
@@ -122,6 +123,8 @@ class TryReport:
     rounds: int
     tried: tuple[TriedPromise, ...]
     missing: tuple[str, ...]
+    uses_means: bool = False
+    """True if `step_ns` and the gains are from mean steps, in order to include long steps"""
 
 
 def promise_of(number: int, finding: Finding, change: Change, world_size: int | None) -> Promise:
@@ -221,6 +224,7 @@ class Trying:
             rounds=self._num_rounds,
             tried=tuple(self._tried(number, one) for number, one in enumerate(self.plan.promises, NOW + 1)),
             missing=problems(replace(self.experiment, rounds=self._num_rounds), self.results),
+            uses_means=self.experiment.uses_means,
         )
 
     @property
@@ -240,7 +244,8 @@ class Trying:
         return enough if all(one.trial.round < enough for one in self.results) else self.experiment.rounds
 
     def _rounds(self, variant: int) -> list[Steps]:
-        return rounds_of(self.results, variant, self.experiment.rounds)
+        rounds = rounds_of(self.results, variant, self.experiment.rounds)
+        return [(fmean(steps),) if steps else () for steps in rounds] if self.experiment.uses_means else rounds
 
     def _losses_of(self, variant: int) -> list[Losses]:
         return [losses for trial, losses in self.losses.items() if trial.variant == variant and losses]

@@ -156,17 +156,13 @@ def _finding(number: int, one: Finding, report: Report, run: str | None) -> Brie
 
 
 def _confirm(number: int, one: Finding, report: Report, run: str) -> str | None:
-    """Return the command that measures the gain of a finding, or ``None`` if no command can measure it."""
+    """Return the command that measures the gain of a finding, or ``None`` if the finding is not about time."""
     if one.change is not None:
         lossy = " --allow-lossy" if one.change.is_lossy else ""
         return f"ddpprof try {run} --finding {number}{lossy}"
     scripts = [word for word in report.job.recorded_with if word.endswith(".py")]
     old = f"{shlex.quote(scripts[-1])}=" if len(scripts) > 1 else ""
-    return (
-        None
-        if one.gain_ns is None or one.is_in_few_steps
-        else f"ddpprof try {run} --finding {number} --script {old}CHANGED.py"
-    )
+    return None if one.gain_ns is None else f"ddpprof try {run} --finding {number} --script {old}CHANGED.py"
 
 
 def _fits(brief: Brief | BriefComparison) -> bool:

@@ -156,6 +156,11 @@ def _lateness(run: Run, job: Job, across: AcrossRanks) -> Lateness:
             for one in _watched(run)
             if one.own_ns_of_stretches and job.averages(one.rank)
         },
+        mean_own_ns={
+            one.rank: one.whole.own_ns
+            for one in _watched(run)
+            if one.whole is not None and one.whole.wait_ns is not None and job.averages(one.rank)
+        },
         busy_shares={one.rank: share for one in _watched(run) if (share := one.busy_share) is not None},
         watched_ns=whole_run.duration_ns if whole_run is not None else 0,
         watched_steps=whole_run.num_steps - whole_run.first_step if whole_run is not None else 0,

@@ -174,7 +174,7 @@ def bound_lines(bound: Bound, report: ReportView) -> Iterable[Section]:
         )
     if may_help:
         gains = "; ".join(map(_gain, may_help))
-        yield Line(f"These changes may or may not help (the predicted gain is smaller than its uncertainty): {gains}.")
+        yield Line(f"These changes may or may not help (the predicted gains may be due to chance): {gains}.")
     if cannot:
         yield Line(
             f"According to the replay, these changes do not help: {', '.join(_WHAT[one.what] for one in cannot)}."

@@ -7,8 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from ddpprof import rundir
-from ddpprof.engine.finding import Finding, only_known
-from ddpprof.engine.frameworks import load_with
+from ddpprof.engine.finding import Change, Finding, loader_change, only_known
 from ddpprof.engine.topic import ReportView, Topic, View
 from ddpprof.layout import (
     ABSENT,
@@ -64,6 +63,9 @@ def whole_run_line(run: WholeRun | None) -> Iterator[Section]:
     if run is None or run.steps is None:
         return
     step = _at_first_and_last(run) or f"median step {in_ms(run.steps.median_ns)}"
+    paused_ns = sum(one.extra_ns for one in run.pauses if one.kind is not PauseKind.RECORDING)
+    if run.shown is not None and run.shown.whole is not None and paused_ns > _MUCH * run.duration_ns:
+        step = f"mean step {in_ms(run.shown.whole.mean_ns)}; {step}"
     whole = f"Whole run: {count(run.num_steps, 'step')}, {duration(run.duration_ns)}"
     slower = [f"{count(len(run.slowdowns), 'slowdown')} (--section whole-run)"] if run.slowdowns else []
     yield Line("; ".join((whole, step, *_growth(run), *slower)))
@@ -355,7 +357,10 @@ def long_steps(run: WholeRun, view: View) -> Iterator[Finding]:
             pause.extra_ns // watched_steps,
             may_be_meant=pause.kind is not PauseKind.EPOCH,
             is_in_few_steps=True,
-            numbers=only_known(extra_ns=pause.extra_ns, num_steps=pause.num_steps),
+            change=_keep_workers(view) if pause.kind is PauseKind.EPOCH else None,
+            numbers=only_known(
+                extra_ns=pause.extra_ns, num_steps=pause.num_steps, num_steps_apart=watched_steps / pause.num_steps
+            ),
         )
 
 
@@ -380,11 +385,17 @@ def _shorter(pause: Pause, view: View) -> str:
 
 def _for_epochs(view: View) -> str:
     """Return what makes the start of an epoch shorter."""
+    change = _keep_workers(view)
+    if change is None:
+        return "Start fewer epochs, for example by repeating the dataset within an epoch."
+    return f"Keep the DataLoader's workers between epochs: {change.code}."
+
+
+def _keep_workers(view: View) -> Change | None:
+    """Return the change that keeps the DataLoader's workers between epochs; ``None`` if none are restarted."""
     loaders = (loader for one in view.records.values() for loader in one.loaders if loader.feeds_training)
     restarted = next((one for one in loaders if one.num_workers and not one.persistent_workers), None)
-    if restarted is None:
-        return "Start fewer epochs, for example by repeating the dataset within an epoch."
-    return f"Keep the DataLoader's workers between epochs: {load_with(view.framework, restarted.num_workers, True)}."
+    return None if restarted is None else loader_change(view.framework, restarted.num_workers, persistent=True)
 
 
 _MUCH = 0.05

@@ -512,7 +512,10 @@ def _part(fraction: float | None) -> str:
 
 def trying_sections(report: TryReport) -> Iterable[Section]:
     """Return sections on the time that each change saved, and the code of the changes that help."""
-    yield Line(f"A step of the unchanged job takes {in_ms(report.step_ns)}, in {count(report.rounds, 'round')}.")
+    takes = (
+        "On average, a step of the unchanged job takes" if report.uses_means else "A step of the unchanged job takes"
+    )
+    yield Line(f"{takes} {in_ms(report.step_ns)}, in {count(report.rounds, 'round')}.")
     for one in report.tried:
         yield Line(f"{_what_was_tried(one.promise)}{_promised(one.promise)}{_given(one)}", is_headline=True)
         if one.outcome in (Outcome.CONFIRMED, Outcome.SMALLER) and one.promise.number is not None and one.promise.code:

@@ -517,8 +517,8 @@ def _to_edit(report: Report, paths: Sequence[str]) -> int | None:
     if len(paths) != 1 or not report.job.recorded_with or report.failure is not None or first is None:
         return None
     text, finding = first
-    can_be_timed = finding.expected_ns is not None and finding.change is None and not finding.is_in_few_steps
-    return text.number if can_be_timed and not finding.is_decided else None
+    is_edit = finding.expected_ns is not None and finding.change is None
+    return text.number if is_edit and not finding.is_decided else None
 
 
 def _words_of_sweep(report: Report) -> str | None:

@@ -27,6 +27,8 @@ class Lateness:
     """rank → the gradients at which it falls behind in its backward pass"""
     own_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """rank → median own time per step, in each of ten equal parts of the whole run"""
+    mean_own_ns: Mapping[int, int] = field(default_factory=dict)
+    """rank → mean own time per step over the whole run, which includes evaluations and checkpoints"""
     busy_shares: Mapping[int, float] = field(default_factory=dict)
     """rank → share of the whole run in which its threads ran or waited for a core"""
     watched_ns: int = 0
@@ -109,6 +111,9 @@ def slow_rank(lateness: Lateness, view: View) -> Iterator[Finding]:
     if lateness.stragglers or lateness.steps_tell_stragglers or not long_enough or len(own_ns) < 2:
         return
     next_slowest, slowest = sorted(own_ns, key=lambda rank: fmean(own_ns[rank]))[-2:]
+    means_ns = lateness.mean_own_ns
+    if means_ns and max(means_ns, key=lambda rank: means_ns[rank]) != slowest:
+        return  # another rank evaluates or saves for longer
     late_ns = round(fmean(own_ns[slowest]) - fmean(own_ns[next_slowest]))
     if late_ns >= _LATE_IN_WHOLE_RUN * fmean(own_ns[slowest]) and _is_slower_throughout(
         lateness, slowest, next_slowest
@@ -237,8 +242,8 @@ _ON_ACCELERATOR = (
     "other processes that use it. Also check the rank's CPU cores, and whether its batches are larger."
 )
 _ON_CPU = (
-    "Check the CPU cores of this rank: their clock rate, and other processes that run on them. Also check whether the "
-    "rank's batches are larger, and whether its code waits for a lock, a disk or the network."
+    "Check whether this rank's batches are larger, for example because they have longer sequences. Also check whether "
+    "its code waits for a lock, a disk or the network, and its CPU cores: their clock rate, and other processes."
 )
 _SLEEPING = (
     "Check what this rank waits for that the other ranks do not: a lock, a disk, the network or a sleep. While the job "

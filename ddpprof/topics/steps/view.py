@@ -363,9 +363,14 @@ def recording_cost_line(report: ReportView) -> Iterable[Section]:
     ]
     if by_chance:
         within = max([cost.spread or 0.0, *(abs(ratio - 1) for ratio in by_chance)])
-        whose = "light recording had " if measured and profiled not in by_chance else ""
-        whose = "profiling had " if measured and light not in by_chance else whose
-        measured.append(f"{whose}no measurable cost (± {within:.0%})")
+        whose = "light recording" if measured and profiled not in by_chance else ""
+        whose = "profiling" if measured and light not in by_chance else whose
+        if within > 1:
+            measured.append(
+                f"{f'that of {whose} is ' if whose else ''}unknown, because the duration of steps varies too much"
+            )
+        else:
+            measured.append(f"{f'{whose} had ' if whose else ''}no measurable cost (± {within:.0%})")
     if cost.profiler_pause_ns is not None:
         measured.append(f"starting and stopping the profiler paused training once, for {in_ms(cost.profiler_pause_ns)}")
     if measured:

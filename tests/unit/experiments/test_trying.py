@@ -202,6 +202,24 @@ def test_what_could_not_be_told_and_what_failed_is_kept_in_the_run(tmp_path: Pat
     assert kept[1].measured.gain_ns is None
 
 
+def test_long_steps_count_if_the_finding_is_about_them() -> None:
+    """One of four steps takes 300 ms longer, and the change removes that; the medians are equal."""
+    rounds = [result(0, number, (100, 100, 400, 100 + number)) for number in range(4)]
+    rounds += [result(1, number, (100, 100, 100, 101 + number)) for number in range(4)]
+    promise = replace(BOUND, gain_ns=75 * MS)
+
+    def measured(**of_plan: Any) -> TriedPromise:
+        experiment = planned(ExperimentKind.TRY, Variant(2), Variant(2, "b"), rounds=4, **of_plan)
+        (one,) = Trying(experiment, TryPlan("runs/a", (promise,)), rounds, {}).report().tried
+        return one
+
+    with_means = measured(uses_means=True)
+    assert with_means.outcome is Outcome.CONFIRMED
+    assert with_means.measured is not None
+    assert with_means.measured.gain_ns == pytest.approx(74.75 * MS, rel=0.01)
+    assert measured().outcome is Outcome.NO_DIFFERENCE
+
+
 def test_another_script_may_follow_a_finding() -> None:
     finding = Finding("straggler", "All ranks wait for rank 1", "", "", 60 * MS)
     alone, with_finding = promise_of_script("b.py", "title", None, None), promise_of_script("b.py", "", 2, finding)

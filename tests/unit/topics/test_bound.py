@@ -88,7 +88,7 @@ def test_a_step_with_several_passes_sends_its_gradients_several_times() -> None:
             "these changes would help: a network with twice the bandwidth, 5.00 ms per step (2.00–8.00).",
             id="helps",
         ),
-        pytest.param(Predicted(5 * MS, -MS, 8 * MS), "than its uncertainty): a network with twice", id="may-help"),
+        pytest.param(Predicted(5 * MS, -MS, 8 * MS), "may be due to chance): a network with twice", id="may-help"),
         pytest.param(
             Predicted(-MS, -2 * MS, MS), "these changes do not help: a network with twice", id="does-not-help"
         ),

@@ -129,6 +129,14 @@ def test_the_first_screen_has_one_line(whole: Report) -> None:
     assert not any("Whole run" in one.text for one in first_screen(report(), ["run"]) if isinstance(one, Line))
 
 
+def test_the_first_screen_tells_the_mean_where_pauses_take_much(whole: Report) -> None:
+    assert whole.whole_run is not None
+    evaluated = Pause(PauseKind.EVALUATION, 20, 5 * SECOND)
+    paused = replace(whole, whole_run=replace(whole.whole_run, pauses=(evaluated,)))
+    assert any("203 steps, 37 s; mean step 125 ms; median step" in one.text for one in first_screen(paused, ["run"])
+               if isinstance(one, Line))  # fmt: skip
+
+
 def test_recorded_steps_are_not_how_long_steps_took_at_first(tmp_path: Path) -> None:
     recorded = MadeStep(ms=300, flags=int(StepFlag.RECORDED))
     said = said_of_whole_run(tmp_path, [*[recorded] * 60, *[MadeStep()] * 140])
@@ -373,6 +381,8 @@ def test_pauses_that_take_much_of_the_run_are_a_finding(kind: PauseKind, loaders
     assert found.evidence.endswith("took 3.0 s in 15 steps of 100, in addition to the usual duration of these steps")
     assert found.may_be_meant is (kind is not PauseKind.EPOCH)
     assert found.is_in_few_steps
+    assert (found.change is not None) is (loaders == "restarted")
+    assert found.numbers["num_steps_apart"] == pytest.approx(100 / 15)
 
 
 @pytest.mark.parametrize(

@@ -347,7 +347,6 @@ def test_a_change_that_was_tried_says_so_where_it_belongs(measured: Measured, he
     [
         pytest.param({}, True, id="an-edit"),
         pytest.param({"change": ddp_change(None, bucket_cap_mb=1)}, False, id="ddpprof-can-apply-it"),
-        pytest.param({"is_in_few_steps": True}, False, id="not-in-usual-steps"),
         pytest.param({"measured": Measured(MS, 0, 2 * MS, Outcome.CONFIRMED, 5)}, False, id="measured"),
         pytest.param({"gain_ns": None}, False, id="no-gain"),
     ],

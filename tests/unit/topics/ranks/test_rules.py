@@ -1,9 +1,13 @@
 """Rules about single ranks."""
 
+from dataclasses import replace
+
 import pytest
 from observations import MS, observed, only
 
+from ddpprof.engine.topic import View
 from ddpprof.report.topics import find_all
+from ddpprof.topics.ranks.rules import Lateness, slow_rank
 from ddpprof.topics.ranks.stragglers import LateGradient, OwnTimePart, Straggler
 
 
@@ -145,6 +149,17 @@ def test_without_recorded_steps_the_whole_run_names_a_slow_rank(
         [("slow-rank", "All ranks wait for rank 1")] if found else []
     )
     assert all(found is not None and found in one.evidence for one in findings)
+
+
+def test_a_rank_is_not_blamed_while_another_takes_longer_in_all() -> None:
+    """Rank 0 evaluates in some steps, and rank 1 takes longer in all other steps."""
+    lateness = Lateness(own_ns={0: [70 * MS] * 10, 1: [100 * MS] * 10}, watched_ns=12_000 * MS, watched_steps=120)
+    view = View(2, None)
+    assert [one.rule for one in slow_rank(lateness, view)] == ["slow-rank"]
+    assert [one.rule for one in slow_rank(replace(lateness, mean_own_ns={0: 90 * MS, 1: 101 * MS}), view)] == [
+        "slow-rank"
+    ]
+    assert list(slow_rank(replace(lateness, mean_own_ns={0: 130 * MS, 1: 101 * MS}), view)) == []
 
 
 @pytest.mark.parametrize(

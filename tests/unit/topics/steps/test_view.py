@@ -60,3 +60,12 @@ def test_the_cost_of_recording_is_one_line(light_ratio: float, profiled_ns: int,
     assert line in screen
     remarks = [remark for section in screen if isinstance(section, Remarks) for remark in section.remarks]
     assert not any("Cost of ddpprof" in text for text in remarks)
+
+
+def test_a_cost_that_may_be_anything_is_unknown() -> None:
+    made = with_cost(1.02, 67_000_000)
+    vague = [replace(rank, recording_cost=replace(rank.recording_cost, spread=6.2)) for rank in made.ranks
+             if rank.recording_cost is not None]  # fmt: skip
+    [line] = recording_cost_line(replace(made, ranks=tuple(vague)))
+    assert isinstance(line, Line)
+    assert line.text == "Recording overhead: unknown, because the duration of steps varies too much."
