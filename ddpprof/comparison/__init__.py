@@ -276,11 +276,13 @@ def _runs_needed(metrics: Sequence[MetricChange]) -> int | None:
 
 FASTEST_STEP = "fastest step"
 """a robust measure: other work on the machine disturbs some steps but not all, so the fastest step varies least"""
+MEAN_STEP = "mean step"
+"""mean over the whole run, including evaluations, checkpoints and recorded steps, which the median step leaves out"""
 
 _OF_PROFILED, _OF_LIGHT = (
     {name: one.value for name, one in metrics_of(kind).items()} for kind in (StepReport, LightStepReport)
 )
-METRICS = tuple(dict.fromkeys(("step", FASTEST_STEP, *_OF_PROFILED, "wrapper", *_OF_LIGHT)))
+METRICS = tuple(dict.fromkeys(("step", FASTEST_STEP, MEAN_STEP, *_OF_PROFILED, "wrapper", *_OF_LIGHT)))
 """names of all measures that are compared"""
 
 
@@ -289,7 +291,7 @@ def _metrics(a: Sequence[Report], b: Sequence[Report], asked: Sequence[str]) -> 
     steps_of: Callable[[Report], Sequence[Any]] = _light
     if all(map(_profiled, (*a, *b))):
         measures, steps_of = {**_OF_PROFILED, "wrapper": _wrapper((*a, *b))}, _profiled
-    measures = {"step": measures["step"], FASTEST_STEP: measures["step"], **measures}
+    measures = {"step": measures["step"], FASTEST_STEP: measures["step"], MEAN_STEP: lambda _: None, **measures}
     sides = [
         [{name: _by_step(steps_of(run), value) for name, value in measures.items()} for run in side] for side in (a, b)
     ]
@@ -297,6 +299,8 @@ def _metrics(a: Sequence[Report], b: Sequence[Report], asked: Sequence[str]) -> 
     if are_timed:  # use the step times of the reports, which do not include the profiler's overhead
         for run, report in zip((*sides[0], *sides[1]), (*a, *b), strict=True):
             run["step"] = run[FASTEST_STEP] = report.timed_steps_ns
+    for run, report in zip((*sides[0], *sides[1]), (*a, *b), strict=True):
+        run[MEAN_STEP] = _mean_step(report)
     known = [name for name in measures if all(any(run[name] for run in side) for side in sides)]
     num_asked = sum(name in asked for name in known)
     noise_ns = plausible_noise_ns([median(run["step"]) for side in sides for run in side if run["step"]] or [0.0])
@@ -307,6 +311,12 @@ def _metrics(a: Sequence[Report], b: Sequence[Report], asked: Sequence[str]) -> 
         questions = num_asked if name in asked else len(known) - num_asked
         changes.append(_change(name, of_a, of_b, noise_ns, questions, usual.get(name, median)))
     return tuple(changes)
+
+
+def _mean_step(report: Report) -> list[float]:
+    """Return the mean step of the whole run, ns; empty if it is unknown."""
+    shown = report.whole_run.shown if report.whole_run is not None else None
+    return [] if shown is None or shown.whole is None else [float(shown.whole.mean_ns)]
 
 
 def _wrapper(reports: Sequence[Report]) -> Callable[[StepReport], int | None]:
@@ -361,7 +371,7 @@ def _change(
         runs_a_ns=tuple(map(round, runs_a)),
         runs_b_ns=tuple(map(round, runs_b)),
         difference=difference_between(runs_a, runs_b, noise_ns, num_questions),
-        of_steps=shift_between(a[0], b[0]) if len(a) == len(b) == 1 and name != FASTEST_STEP else None,
+        of_steps=shift_between(a[0], b[0]) if len(a) == len(b) == 1 and name not in (FASTEST_STEP, MEAN_STEP) else None,
         num_questions=num_questions,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ddpprof.comparison import NOTICEABLE, BucketChange, Comparison, KernelChange, MetricChange
+from ddpprof.comparison import MEAN_STEP, NOTICEABLE, BucketChange, Comparison, KernelChange, MetricChange
 from ddpprof.comparison.gate import ConditionVerdict, GateResult
 from ddpprof.comparison.repeated import RepeatedReport
 from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, columns, count, megabytes, ms
@@ -71,16 +71,19 @@ def _metrics(comparison: Comparison) -> Iterable[Section]:
 
 def _note(comparison: Comparison) -> str:
     step = comparison.metrics[0]
+    has_mean = any(one.metric == MEAN_STEP for one in comparison.metrics)
+    mean = "mean step: over the whole run, including evaluations, checkpoints and recorded steps; " if has_mean else ""
     num_a, num_b = comparison.num_runs_a, comparison.num_runs_b
     steps = f"{count(step.num_steps_a, 'step')} of A and {step.num_steps_b} of B"
     if num_a == num_b == 1:
         return (
-            f"from one run each, with {steps}; the 95% interval is for these steps only, not for the variation between "
-            f"runs of the same job. A difference within the interval is noise; a larger difference may also be noise"
+            f"{mean}from one run each, with {steps}; the 95% interval is for these steps only, not for the variation "
+            f"between runs of the same job. A difference within the interval is noise; a larger difference may also be "
+            f"noise"
         )
     return (
-        f"from {count(num_a, 'run')} of A and {num_b} of B, {steps} in all; B - A is the median of all differences "
-        f"between their runs. The {CONFIDENCE:.1%} intervals are based on the variation between runs. They are "
+        f"{mean}from {count(num_a, 'run')} of A and {num_b} of B, {steps} in all; B - A is the median of all "
+        f"differences between their runs. The {CONFIDENCE:.1%} intervals are based on the variation between runs. They are "
         f"simultaneous within two groups: the measures of --fail-on, whose intervals are narrower, and all other "
         f"measures"
     )

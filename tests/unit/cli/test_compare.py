@@ -109,4 +109,7 @@ def test_what_compare_writes_says_on_stderr_which_limit_was_passed(
 
 def test_a_limit_that_is_none_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", SAMPLE, OTHER, "--fail-on", "speed>5%"]) == 2
-    assert "'speed' is not a compared measure. Choose from: step, fastest step, compute" in capsys.readouterr().err
+    assert (
+        "'speed' is not a compared measure. Choose from: step, fastest step, mean step, compute"
+        in capsys.readouterr().err
+    )

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from reports import bucket, compare_runs, light_report, rank, report, step
 
-from ddpprof.comparison import Comparison, RunSet, compare, compare_kernels, compare_reports
+from ddpprof.comparison import MEAN_STEP, Comparison, RunSet, compare, compare_kernels, compare_reports
 from ddpprof.comparison.gate import GateResult, judge, overall, parse_conditions
 from ddpprof.errors import DdpprofError
 from ddpprof.model import Kernel
+from ddpprof.model.whole_run import RankWholeRun, Stretch, WholeRun
 from ddpprof.report import Report
 from ddpprof.statistics.between_runs import MOST_RUNS, Difference
 from ddpprof.topics.kernels import MOST_KERNELS, KernelSummary
@@ -132,6 +133,19 @@ def test_runs_without_any_step_are_not_compared() -> None:
     found = compare_runs(empty, empty)
     assert (found.metrics, found.runs_needed) == ((), None)
     assert found.missing[-1] == "nothing to compare: the runs have no steps of the same kind"
+
+
+def test_pauses_that_the_median_leaves_out_count_in_the_mean_of_the_whole_run() -> None:
+    def of_length(whole_ms: int) -> Report:
+        stretch = Stretch(10, 100, 0, whole_ms * MS, 58 * MS, 300 * MS, 0, 0, 0, 0, None, None, 5)
+        one = RankWholeRun(0, "node", 0, 10, 110, whole_ms * MS, "finished", "other", 0, stretch)
+        return with_idle(3000, whole_run=WholeRun(110, 10, whole_ms * MS, (one,)))
+
+    paused, steady = (RunSet(tuple(map(of_length, lengths))) for lengths in ((8200, 8000, 8100), (5800, 5900, 6000)))
+    found = metric(compare(paused, steady), MEAN_STEP)
+    assert (found.a_ns, found.b_ns) == (81 * MS, 59 * MS)
+    assert metric(compare(paused, steady), "step").difference.shift_ns == 0
+    assert MEAN_STEP not in [one.metric for one in compare(paused, runs(60_000)).metrics], "one side does not know it"
 
 
 def test_of_each_run_the_fastest_step_is_compared() -> None:
