@@ -16,7 +16,7 @@ from ddpprof.files import local
 if TYPE_CHECKING:
     from ddpprof.model.hang import Verdict
     from ddpprof.monitor.evidence import RankEvidence
-    from ddpprof.monitor.examination import Examination
+    from ddpprof.monitor.hang_detector import Examination
 
 _WELL, _NOT_WELL = 0, 1
 
@@ -48,7 +48,7 @@ def add_diagnose_options(parser: argparse.ArgumentParser) -> None:
 def run_diagnose(options: argparse.Namespace) -> int:
     from ddpprof import rundir
     from ddpprof.monitor.evidence import dump_stacks, gather
-    from ddpprof.monitor.examination import examine
+    from ddpprof.monitor.hang_detector import examine
     from ddpprof.monitor.overview import STARTING, is_starting
 
     run: Path = options.run_directory

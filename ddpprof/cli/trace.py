@@ -197,7 +197,7 @@ def _has_run_to_tell_of(job: JobCommand, out: Path, inside: bool, end: JobEnd) -
 
 def _say_how_it_failed(out: Path) -> None:
     """If a rank failed before the run was created, print which one."""
-    from ddpprof.monitor.examination import examine
+    from ddpprof.monitor.hang_detector import examine
     from ddpprof.topics.hang_words import verdict_lines
 
     verdict = examine(out).verdict if out.is_dir() else None
@@ -305,7 +305,7 @@ def _after_watch(job: JobCommand, inside: bool, end: JobEnd) -> None:
     `inside`: whether this process is itself a rank.
     """
     from ddpprof import rundir
-    from ddpprof.monitor.examination import examine, hung_at_last
+    from ddpprof.monitor.hang_detector import examine, hung_at_last
     from ddpprof.topics.hang_words import verdict_lines
 
     out = job.out

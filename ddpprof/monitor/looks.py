@@ -16,8 +16,7 @@ from ddpprof.model.hang import Fault, Hint, Standstill, Verdict
 from ddpprof.model.pulse import Ended, Pulse
 from ddpprof.model.whole_run import Slowdowns, StepSlowdown
 from ddpprof.monitor.evidence import dump_stacks, gather
-from ddpprof.monitor.examination import examine
-from ddpprof.monitor.hang_detector import HangDetector
+from ddpprof.monitor.hang_detector import HangDetector, examine
 from ddpprof.monitor.pulse_files import (
     PulseHead,
     is_gone,

@@ -21,16 +21,15 @@ from ddpprof.model.backends import standard_name
 from ddpprof.model.ddp_module import CompileOrder
 from ddpprof.model.links import LinkFacts
 from ddpprof.record import consistency
-from ddpprof.record.code_samples import CodeSampler
 from ddpprof.record.compilation import compilation, count_graphs, has_compiled, order_of
 from ddpprof.record.consistency import Unaveraged
 from ddpprof.record.data_loading import Feeding, random_states
 from ddpprof.record.ddp_construction import unfrozen_parameters
 from ddpprof.record.ddp_module import OpenForward, RecordedModule, data_parallel_facts
 from ddpprof.record.events import Listener
-from ddpprof.record.host_reads import HostReads
 from ddpprof.record.link_facts import link_facts
 from ddpprof.record.machine import MemoryNotes, PeakNotes, TrainingDevice, devices_of
+from ddpprof.record.script_lines import CodeSampler, HostReads
 
 _MOST_CALLS = 2000
 """maximum number of calls kept per step; further calls are only counted"""

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from ddpprof.model.hang import Fault
-from ddpprof.monitor.examination import examine
+from ddpprof.monitor.hang_detector import examine
 from ddpprof.rundir import EXITS_FILE
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from ddpprof.model import CodeSamples
-from ddpprof.record.code_samples import CodeSampler
 from ddpprof.record.events import EVENTS
+from ddpprof.record.script_lines import CodeSampler
 
 
 @pytest.fixture(autouse=True)

@@ -9,14 +9,14 @@ import pytest
 import torch
 import torch._dynamo.utils
 
-from ddpprof.record import host_reads
+from ddpprof.record import script_lines
 from ddpprof.record.events import EVENTS
-from ddpprof.record.host_reads import HostReads
+from ddpprof.record.script_lines import HostReads
 
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostReads]:
-    monkeypatch.setattr(host_reads, "_is_on_host", lambda tensor: tensor.dtype is torch.float64)
+    monkeypatch.setattr(script_lines, "_is_on_host", lambda tensor: tensor.dtype is torch.float64)
     monkeypatch.setattr(EVENTS, "training_thread", threading.get_ident())
     made = HostReads()
     made.watch(True)
