@@ -497,7 +497,7 @@ def _next(report: Report, paths: Sequence[str], can_replay: bool) -> Iterator[Se
             sweep = f"ddpprof sweep --vary bucket_cap_mb=5,25 {words}"
             commands.append(("measure a setting", clean(sweep, most=_LONGEST_LINE)))
         for when, folder in (("before a change", "BEFORE"), ("after the change", "AFTER")):
-            repeat = report.job.trace_command("--repeat 5", f"--out {folder}")
+            repeat = report.job.trace_command("--repeat 6", f"--out {folder}")
             commands.append((when, clean(repeat, most=_LONGEST_LINE)))
         commands.append(("compare the two", "ddpprof compare BEFORE AFTER"))
     commands.append(("meaning of a term", "ddpprof explain exposed"))

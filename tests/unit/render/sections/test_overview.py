@@ -445,15 +445,15 @@ def test_names_stay_names(name: str) -> None:
 def test_what_comes_next_leads_to_a_result(
     recorded_with: tuple[str, ...], hosts: tuple[str, ...], sweep: str | None
 ) -> None:
-    """One run on each side cannot tell, so five are offered, or a sweep, which runs all settings in turn."""
+    """One run on each side cannot tell, so six are offered, or a sweep, which runs all settings in turn."""
     job = replace(report().job, recorded_with=recorded_with, hosts=hosts)
     commands = first_screen(report(job=job), ["runs/a"])[-1]
     assert isinstance(commands, Commands)
     offered = dict(commands.commands)
     wanted = None if sweep is None else f"ddpprof sweep --vary bucket_cap_mb=5,25 {sweep}"
     assert offered.get("measure a setting") == wanted
-    assert offered["before a change"].startswith("ddpprof trace --repeat 5 --out BEFORE ")
-    assert offered["after the change"].startswith("ddpprof trace --repeat 5 --out AFTER ")
+    assert offered["before a change"].startswith("ddpprof trace --repeat 6 --out BEFORE ")
+    assert offered["after the change"].startswith("ddpprof trace --repeat 6 --out AFTER ")
     assert offered["compare the two"] == "ddpprof compare BEFORE AFTER"
 
 
