@@ -38,7 +38,10 @@ _END_OF_PATH = re.compile("[?#]")
 
 
 def without_secrets(text: str) -> str:
-    """Return the text without tokens, values of secret names, and credentials, queries and fragments of URLs."""
+    """Return the text without tokens, values whose names suggest a secret, and parts of URLs that may be secret.
+
+    These parts are credentials, queries and fragments.
+    """
     text = _WORD.sub(lambda word: _url_without_secrets(word[0]), text)
     text = _without_named_secrets(_KNOWN_TOKEN.sub(HIDDEN, text))
     return _BASIC.sub(rf"\1 {HIDDEN}", _BEARER.sub(rf"\1 {HIDDEN}", text))

@@ -125,7 +125,7 @@ def _answers(job: socket.socket, directory: Path) -> Iterator[bytes]:
         if not part:
             return
         if len(received) > _MOST_BYTES:
-            raise _no_answer(directory, "sent an answer that is too long")
+            raise _no_answer(directory, "sent an answer that exceeds the size limit")
 
 
 def _no_answer(directory: Path, why: str) -> DdpprofError:

@@ -36,7 +36,7 @@ def location(text: str) -> Location:
 
 
 def local(text: str) -> Path:
-    """Return a local path, as needed for files that grow or are renamed. Raises `DdpprofError` for a remote path."""
+    """Return `text` as a local path, for files that grow or are renamed. Raises `DdpprofError` for a remote path."""
     path = location(text)
     if isinstance(path, RemotePath):
         raise DdpprofError(

@@ -168,7 +168,7 @@ class RemotePath:
         return iter([self / name for name in self._listing])
 
     def open(self, mode: str = "rb") -> io.BufferedReader:
-        assert mode == "rb", "callers decode text themselves, and write whole files"
+        assert mode == "rb", "only binary reading is supported: decode text after reading, and write whole files"
         with explained(self.url):
             fs, path = self._reached()
             return open_stream(fs, path, self.url)

@@ -146,7 +146,7 @@ def _diverse(promising: Sequence[_Tried], most: int) -> list[_Tried]:
 
 
 def _shares_switch(a: _Tried, b: _Tried) -> bool:
-    """Return True if both settings change the same option other than the buckets."""
+    """Return True if both settings change the same option, not counting bucket sizes."""
     return any(
         (
             a.setting.gradient_as_bucket_view and b.setting.gradient_as_bucket_view,

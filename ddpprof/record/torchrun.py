@@ -146,7 +146,7 @@ def note_early_end(error: BaseException | None) -> None:
 def append_exit(out: Path, seen: dict[str, Any]) -> None:
     """Append a line to ``exits.jsonl`` if the run or this file exists. Raises ``OSError``.
 
-    Without a run, the file exists if a rank has failed before the run was created.
+    A rank that fails before the run is created leaves the file without a run.
     """
     if rundir.is_run(out) or (out / rundir.EXITS_FILE).exists():
         _write_exit(out, seen)

@@ -132,7 +132,7 @@ def skipped_backward(risks: HangRisks, view: View) -> Iterator[Finding]:
         some = f"{number:,} backward passes, first in step {step:,}"
     yield Finding(
         "skipped-backward",
-        f"Rank {rank} skipped {some}: since then, DDP averages gradients of different batches",
+        f"Rank {rank} skipped {some}: since then, DDP has averaged gradients of different batches",
         f"rank {rank} ran no backward pass after its forward in step {step:,}, for example because the script catches "
         "an error or skips a NaN loss; at the end of training, the other ranks wait for the missing backward pass",
         SKIP_TOGETHER,

@@ -29,6 +29,7 @@ _SHORTEST_GAP_NS = 500_000
 _MUCH = 0.05
 """minimum share of the step"""
 _FAR_ABOVE = 4
+"""minimum ratio of a line's longest time in a step to its median time"""
 _MOST_LINES = 3
 _WORTH_NAMING = 0.1
 """minimum share of the time of all lines"""
@@ -132,7 +133,7 @@ def script_code(ranks: Sequence[RankCode], view: View) -> Iterator[Finding]:
 
 
 def slowest_line_of(rank: int, view: View) -> tuple[str, int] | None:
-    """Return the line that takes more time on this rank than on every other rank by most, and that time in ns."""
+    """Return the line whose time on this rank exceeds its time on all other ranks by most, and the difference in ns."""
     ranks = view[SCRIPT_CODE] or ()
     own = next((one for one in ranks if one.rank == rank), None)
     others = [{line.line: line.idle_ns for line in one.lines} for one in ranks if one.rank != rank]

@@ -159,7 +159,7 @@ class Collector:
         self.kept.launches.add(LaunchRows(start[rows], narrow(lane), narrow(correlation[rows]), group))
 
     def _add_waits(self, calls: Sequence[AnySpan], start_ns: Int64Column, end_ns: Int64Column) -> None:
-        """Keep host calls that wait for the accelerator as marks."""
+        """Add a mark for each host call that waits for the accelerator."""
         ids = np.array([self._ids_of_waits[call.name] for call in calls], np.int32)
         unknown, none = np.full(len(calls), UNKNOWN, np.int8), np.zeros(len(calls), np.int8)
         self._add_rows(

@@ -1,4 +1,4 @@
-"""Divide the time of a step into seven parts that add up to the step.
+"""Divide the time of a step into seven parts that add up to the step time.
 
 Time with computation counts first, by its phase. Exposed communication, copies, and waiting for data follow in this
 order. On an accelerator, waiting for data is the time in which the device is idle while the host waits for data. The
