@@ -29,7 +29,7 @@ RECORDING_IN_TRAINING := $(addprefix $(CHECKOUT)/tests/e2e/,test_pass_through.py
   test_harmless.py test_context_manager.py)
 RECORDING := $(CHECKOUT)/tests/unit/record $(RECORDING_IN_TRAINING)
 
-.PHONY: demo docs test test-long test-gpu test-python test-versions lint coverage fuzz soak bench pictures studies clean
+.PHONY: demo docs test test-slow test-long test-gpu test-python test-versions lint coverage fuzz soak bench pictures studies clean
 
 demo: $(DEMO)/installed ## make an environment, install, trace a small training, print the report
 	$(DEMO)/bin/ddpprof demo
@@ -38,10 +38,13 @@ demo: $(DEMO)/installed ## make an environment, install, trace a small training,
 docs: $(DOCS)/built ## build the documentation into site/, strictly and without a network
 	@echo 'Look at it: open site/index.html'
 
-test: lint docs $(TEST)/wheel ## lint, docs, unit tests, and the end-to-end tests that are not marked `long`, against the built wheel
+test: lint docs $(TEST)/wheel ## lint, docs, unit tests, and the quick end-to-end tests, against the built wheel
 	$(RUN_TESTS) -m "not long" -n auto $(CHECKOUT)/tests/unit $(CHECKOUT)/tests/test_analyses.py $(PYTEST) $(OR_NONE_CHOSEN)
-	$(RUN_TESTS) -m "not long" $(TWO_AT_ONCE) $(CHECKOUT)/tests/e2e $(PYTEST) $(OR_NONE_CHOSEN)
+	$(RUN_TESTS) -m "not long and not slow" $(TWO_AT_ONCE) $(CHECKOUT)/tests/e2e $(PYTEST) $(OR_NONE_CHOSEN)
 	$(RUN_TESTS) -m "not long" --as-on-accelerator $(TWO_AT_ONCE) $(CHECKOUT)/tests/e2e/test_steps.py $(PYTEST) $(OR_NONE_CHOSEN)
+
+test-slow: $(TEST)/wheel ## the end-to-end tests of modules that take long, which CI runs, too
+	$(RUN_TESTS) -m "slow and not long" $(TWO_AT_ONCE) $(CHECKOUT)/tests/e2e $(PYTEST) $(OR_NONE_CHOSEN)
 
 test-long: docs $(TEST)/wheel ## all other tests, which take an hour: before a release, and every night
 	$(RUN_TESTS) -m long $(TWO_AT_ONCE) $(CHECKOUT)/tests $(PYTEST)

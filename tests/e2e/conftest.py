@@ -27,6 +27,24 @@ _OF_GLOO = re.compile(r"^\[Gloo\] .*\n", re.MULTILINE)
 """what torch 2.8 and 2.10 print in every rank, with ddpprof or without it"""
 
 
+_SLOW = frozenset(
+    f"test_{name}"
+    for name in (
+        "capture", "compiled_graphs", "data_parallel", "ddp_errors", "diagnose", "doctor", "environments",
+        "experiments", "fleet", "frameworks", "harmless", "hooks", "launchers", "layer_collectives", "memory",
+        "own_topics", "torch_agreement", "try",
+    )
+)  # fmt: skip
+"""modules whose tests take more than a few seconds each"""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.path.stem in _SLOW:
+            item.add_marker("slow")
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Run:
     """Run any command in an empty folder, and wait for it."""
