@@ -325,7 +325,7 @@ def test_an_answer_without_end_is_one_error(tmp_path: Path) -> None:
         while True:
             client.sendall(b"x" * 65_536)
 
-    with stranger(tmp_path, without_end), pytest.raises(DdpprofError, match="too long"):
+    with stranger(tmp_path, without_end), pytest.raises(DdpprofError, match="exceeds the size limit"):
         list(ask(tmp_path, REQUEST))
 
 
