@@ -221,19 +221,16 @@ def _with_enough_steps(experiment: Experiment, report: Report, about: Sequence[F
     from math import ceil
 
     from ddpprof.experiments.conduct import steps_of
+    from ddpprof.model.backends import is_accelerator
 
     if not report.step_ns or report.job.num_steps is None:
         return experiment
     wanted = min(_MOST_TIMED_STEPS, ceil(_TIMED_S * 1e9 / report.step_ns))
     apart = max((one.numbers["num_steps_apart"] for one in about if one.is_in_few_steps), default=0)
     wanted = max(wanted, ceil(_MOST_LONG_STEPS * apart))
-    others = steps_of(experiment, experiment.variants[0], _is_on_accelerator(report)) - experiment.timed_steps
+    others = steps_of(experiment, experiment.variants[0], is_accelerator(report.job.device)) - experiment.timed_steps
     timed_steps = max(_TIMED_STEPS, min(wanted, report.job.num_steps - others))
     return replace(experiment, timed_steps=timed_steps, uses_means=apart > 0)
-
-
-def _is_on_accelerator(report: Report) -> bool:
-    return report.job.device not in (None, "cpu")
 
 
 def _refuse_others_run(options: argparse.Namespace) -> None:
@@ -335,10 +332,11 @@ def _say_plan(experiment: Experiment, report: Report, promises: list[Promise], p
 
     from ddpprof.experiments.conduct import steps_of
     from ddpprof.layout import count as number_of
+    from ddpprof.model.backends import is_accelerator
 
     starts = (experiment.enough_rounds or experiment.rounds) * (1 + len(promises))
     now = experiment.variants[0]
-    steps = steps_of(experiment, now, _is_on_accelerator(report))
+    steps = steps_of(experiment, now, is_accelerator(report.job.device))
     seconds = starts * (_START_S + steps * (report.step_ns or 0) / 1e9)
     long = f"{seconds:.0f} s" if seconds < 100 else in_minutes(seconds)
     progress(

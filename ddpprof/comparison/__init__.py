@@ -315,8 +315,8 @@ def _metrics(a: Sequence[Report], b: Sequence[Report], asked: Sequence[str]) -> 
 
 def _mean_step(report: Report) -> list[float]:
     """Return the mean step of the whole run, ns; empty if it is unknown."""
-    shown = report.whole_run.shown if report.whole_run is not None else None
-    return [] if shown is None or shown.whole is None else [float(shown.whole.mean_ns)]
+    steps = report.whole_run.steps if report.whole_run is not None else None
+    return [] if steps is None else [float(steps.mean_ns)]
 
 
 def _wrapper(reports: Sequence[Report]) -> Callable[[StepReport], int | None]:

@@ -170,10 +170,6 @@ class Change:
     """True if the change alters what training computes, for example because it rounds gradients"""
 
 
-def code_of(change: Change | None) -> str:
-    return "" if change is None else change.code
-
-
 def ddp_change(framework: str | None, **arguments: Value) -> Change:
     """Return a change of DDP's constructor arguments."""
     written = [f"{name}={list(value) if isinstance(value, tuple) else value!r}" for name, value in arguments.items()]
@@ -268,6 +264,11 @@ class Finding:
     """gain of the change as measured by `ddpprof try`; ``None`` if it has not been tried"""
     change: Change | None = None
     """change that a tool can apply; ``None`` if the script must be edited by hand, or if the best value is unknown"""
+
+    @property
+    def code(self) -> str:
+        """Code of the change; empty if only the script's author can make it."""
+        return "" if self.change is None else self.change.code
 
     @property
     def has_advice(self) -> bool:

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
-from ddpprof.engine.finding import Finding, Predicted, Predictions, calibrated, code_of, within
+from ddpprof.engine.finding import Finding, Predicted, Predictions, calibrated, within
 from ddpprof.engine.numbers import Declared, declared_in
 from ddpprof.errors import DdpprofError
 from ddpprof.layout import ABSENT, Column, Section, Table, clean, megabytes, ms, notes
@@ -381,8 +381,7 @@ def _bounded(finding: Finding) -> Finding:
 
 def _measured(finding: Finding, view: View) -> Finding:
     """Return the finding with the gain measured by `ddpprof try`, if there is one."""
-    code = code_of(finding.change)
-    found = [one.measured for one in view.tried if (one.rule, one.code) == (finding.rule, code)]
+    found = [one.measured for one in view.tried if (one.rule, one.code) == (finding.rule, finding.code)]
     return replace(finding, measured=found[-1]) if found else finding
 
 

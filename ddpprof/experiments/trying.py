@@ -19,7 +19,7 @@ from statistics import fmean, median
 import msgspec
 
 from ddpprof import rundir
-from ddpprof.engine.finding import Change, ChangeKind, Finding, Predicted, code_of
+from ddpprof.engine.finding import Change, ChangeKind, Finding, Predicted
 from ddpprof.errors import CannotRecord, DdpprofError, NotARun, writing
 from ddpprof.experiments.plan import (
     CHANGES_FILE,
@@ -130,15 +130,8 @@ class TryReport:
 def promise_of(number: int, finding: Finding, change: Change, world_size: int | None) -> Promise:
     """Return the `Promise` of the finding with this number."""
     arguments = change.values if change.kind is ChangeKind.DDP else ()
-    return Promise(
-        label=_label(change),
-        code=change.code,
-        number=number,
-        rule=finding.rule,
-        title=finding.title,
-        gain_ns=finding.expected_ns,
-        predicted=finding.predicted,
-        is_lossy=change.is_lossy,
+    return replace(
+        _promise(_label(change), number, finding),
         keeps_order=change.kind not in _CHANGES_ORDER and keeps_order(arguments, world_size),
         keeps_batches=change.kind is not ChangeKind.LOADER,
     )
@@ -146,19 +139,22 @@ def promise_of(number: int, finding: Finding, change: Change, world_size: int | 
 
 def promise_of_script(script: str, title: str, number: int | None, finding: Finding | None) -> Promise:
     """Return the `Promise` of another script, which follows the advice of the finding if one is given."""
-    if finding is None:
+    if number is None or finding is None:
         return Promise(label=script, code=script, title=title, keeps_order=False)
+    return replace(_promise(script, number, finding), keeps_order=False, keeps_batches=False)
+
+
+def _promise(label: str, number: int, finding: Finding) -> Promise:
+    """Return the promise of a finding, for a change that keeps all losses."""
     return Promise(
-        label=script,
-        code=code_of(finding.change),
+        label=label,
+        code=finding.code,
         number=number,
         rule=finding.rule,
         title=finding.title,
         gain_ns=finding.expected_ns,
         predicted=finding.predicted,
         is_lossy=finding.is_lossy,
-        keeps_order=False,
-        keeps_batches=False,
     )
 
 

@@ -107,7 +107,7 @@ class HostReads:
         return read
 
     def _add(self, written: str, took_ns: int) -> None:
-        frame = _of_user(sys._getframe(2))
+        frame, _ = _of_user(sys._getframe(2))
         if frame is None:
             return
         key = (written, frame.file, frame.line, frame.function)
@@ -127,14 +127,20 @@ def _is_on_host(tensor: torch.Tensor) -> bool:
     return tensor.device.type in ("cpu", "meta")
 
 
-def _of_user(frame: FrameType | None) -> Frame | None:
-    """Return the innermost frame of the user's code, starting at `frame`; ``None`` if there is none."""
+def _of_user(frame: FrameType | None) -> tuple[Frame | None, str]:
+    """Return the innermost frame of the user's code, starting at `frame`, and the file of the library that it calls.
+
+    The frame is ``None`` if there is none. The file is empty if it calls no library, apart from ddpprof's wrappers.
+    """
+    called = ""
     while frame is not None:
-        one = Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        one = Frame(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
         if one.is_of_user:
-            return one
+            return one, called
+        if _OF_OWN not in one.file:
+            called = one.file
         frame = frame.f_back
-    return None
+    return None, called
 
 
 _INTERVAL_S = 0.002
@@ -193,24 +199,19 @@ class _Window:
                 interval_s *= 2
 
     def samples(self) -> CodeSamples:
-        ends_us, places = zip(*self._samples[:], strict=True) if self._samples else ((), ())
+        taken = list(self._samples)  # the thread may be adding samples
+        lines = list(self._places)
         return CodeSamples(
             began_ns=self._began_ns,
-            ends_us=ends_us,
-            places=places,
-            lines=tuple(line for line, _ in self._places),
-            is_in_framework=tuple(is_in_framework for _, is_in_framework in self._places),
+            ends_us=tuple(end_us for end_us, _ in taken),
+            places=tuple(place for _, place in taken),
+            lines=tuple(line for line, _ in lines),
+            is_in_framework=tuple(is_in_framework for _, is_in_framework in lines),
         )
 
-    def _index_of(self, frame: FrameType | None) -> int:
-        called: str | None = None
-        while frame is not None:
-            file = frame.f_code.co_filename
-            one = Frame(file, frame.f_lineno or 0, frame.f_code.co_name)
-            if one.is_of_user:
-                is_in_framework = called is not None and _OF_FRAMEWORKS.search(called) is not None
-                return self._places.setdefault((str(one), is_in_framework), len(self._places))
-            if _OF_OWN not in file:
-                called = file
-            frame = frame.f_back
-        return -1
+    def _index_of(self, frame: FrameType) -> int:
+        line, called = _of_user(frame)
+        if line is None:
+            return -1
+        key = (str(line), _OF_FRAMEWORKS.search(called) is not None)
+        return self._places.setdefault(key, len(self._places))

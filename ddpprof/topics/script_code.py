@@ -77,8 +77,15 @@ def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
     ends_ns = samples.began_ns - trace.epoch_ns + 1000 * np.array(samples.ends_us, np.int64)
     starts_ns = np.concatenate(([samples.began_ns - trace.epoch_ns], ends_ns[:-1]))
     places = np.array(samples.places, np.int64)
-    idle = np.array([_by_line(_long(split.idle), starts_ns, ends_ns, places, len(samples.lines)) for split in splits])
-    data = np.array([_by_line(split.data, starts_ns, ends_ns, places, len(samples.lines)) for split in splits])
+    is_known = (places >= 0) & (places < len(samples.lines))
+
+    def by_line(spans: Spans) -> NDArray[np.float64]:
+        """Return the time in ns that the samples of each line overlap with the spans, shape (lines,)."""
+        overlap = spans.within(starts_ns, ends_ns)[is_known]
+        return np.bincount(places[is_known], overlap, minlength=len(samples.lines)).astype(np.float64)
+
+    idle = [by_line(_long(split.idle)) for split in splits]
+    data = [by_line(split.data) for split in splits]
     idle_ns, data_ns, most_ns = np.median(idle, axis=0), np.median(data, axis=0), np.max(idle, axis=0)
     own = [index for index, is_in_framework in enumerate(samples.is_in_framework) if not is_in_framework]
     lines = [CodeLine(samples.lines[index], int(idle_ns[index]), int(data_ns[index])) for index in own]
@@ -96,19 +103,6 @@ def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
 def _long(idle: Spans) -> Spans:
     is_long = idle.end_ns - idle.start_ns >= _SHORTEST_GAP_NS
     return Spans(idle.start_ns[is_long], idle.end_ns[is_long])
-
-
-def _by_line(
-    spans: Spans,
-    starts_ns: NDArray[np.int64],
-    ends_ns: NDArray[np.int64],
-    places: NDArray[np.int64],
-    num_lines: int,
-) -> NDArray[np.float64]:
-    """Return the time in ns that the samples of each line overlap with the spans, shape (num_lines,)."""
-    is_known = (places >= 0) & (places < num_lines)
-    overlap = spans.within(starts_ns, ends_ns)
-    return np.bincount(places[is_known], overlap[is_known], minlength=num_lines).astype(np.float64)
 
 
 def script_code(ranks: Sequence[RankCode], view: View) -> Iterator[Finding]:

@@ -64,8 +64,8 @@ def whole_run_line(run: WholeRun | None) -> Iterator[Section]:
         return
     step = _at_first_and_last(run) or f"median step {in_ms(run.steps.median_ns)}"
     paused_ns = sum(one.extra_ns for one in run.pauses if one.kind is not PauseKind.RECORDING)
-    if run.shown is not None and run.shown.whole is not None and paused_ns > _MUCH * run.duration_ns:
-        step = f"mean step {in_ms(run.shown.whole.mean_ns)}; {step}"
+    if paused_ns > _MUCH * run.duration_ns:
+        step = f"mean step {in_ms(run.steps.mean_ns)}; {step}"
     whole = f"Whole run: {count(run.num_steps, 'step')}, {duration(run.duration_ns)}"
     slower = [f"{count(len(run.slowdowns), 'slowdown')} (--section whole-run)"] if run.slowdowns else []
     yield Line("; ".join((whole, step, *_growth(run), *slower)))
@@ -349,15 +349,16 @@ def long_steps(run: WholeRun, view: View) -> Iterator[Finding]:
         least = _MUCH_OF_CHANCE if may_be_chance else _MUCH
         if pause.kind is PauseKind.RECORDING or pause.num_steps < _FEW_PAUSES or share < least or watched_steps <= 0:
             continue
+        change = _keep_workers(view) if pause.kind is PauseKind.EPOCH else None
         yield Finding(
             "long-steps",
             f"{_title(pause)} {percent(share)} of the run",
             f"{pause_sentence(pause)} of {watched_steps:,}, in addition to the usual duration of these steps",
-            _shorter(pause, view),
+            _shorter(pause, change, view),
             pause.extra_ns // watched_steps,
             may_be_meant=pause.kind is not PauseKind.EPOCH,
             is_in_few_steps=True,
-            change=_keep_workers(view) if pause.kind is PauseKind.EPOCH else None,
+            change=change,
             numbers=only_known(
                 extra_ns=pause.extra_ns, num_steps=pause.num_steps, num_steps_apart=watched_steps / pause.num_steps
             ),
@@ -371,24 +372,16 @@ def _title(pause: Pause) -> str:
     return _TITLES[pause.kind]
 
 
-def _shorter(pause: Pause, view: View) -> str:
-    """Return what makes these steps shorter, or their number smaller."""
-    if pause.kind is PauseKind.EPOCH:
-        return _for_epochs(view)
+def _shorter(pause: Pause, change: Change | None, view: View) -> str:
+    """Return advice on making these steps shorter, or their number smaller."""
+    if change is not None:
+        return f"Keep the DataLoader's workers between epochs: {change.code}."
     if pause.kind is not PauseKind.UNKNOWN:
         return _LESS_OFTEN[pause.kind]
     line = longest_line(view)
     if line is None:
         return "Profile such a step of the running job, to see what it does: ddpprof capture --when 'step>1.5x' RUN."
     return f"Do this work less often, or make it faster: {line.short} takes {in_ms(line.idle_ns)} in such a step."
-
-
-def _for_epochs(view: View) -> str:
-    """Return what makes the start of an epoch shorter."""
-    change = _keep_workers(view)
-    if change is None:
-        return "Start fewer epochs, for example by repeating the dataset within an epoch."
-    return f"Keep the DataLoader's workers between epochs: {change.code}."
 
 
 def _keep_workers(view: View) -> Change | None:
@@ -410,6 +403,7 @@ _TITLES = {
 }
 _LESS_OFTEN = {
     PauseKind.EVALUATION: "Evaluate less often, or let every rank evaluate a part of the data, so that no rank waits.",
+    PauseKind.EPOCH: "Start fewer epochs, for example by repeating the dataset within an epoch.",
     PauseKind.SAVE: "Save less often, or in the background, for example with torch.distributed.checkpoint.async_save.",
 }
 

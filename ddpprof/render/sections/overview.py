@@ -100,7 +100,8 @@ def sentence_after(report: Report, finding: Finding) -> str:
     If it has none, return a sentence on a finding about time for which this run is too short, or an empty string.
     """
     if finding.expected_ns is None:
-        no_time = " No finding about the step time is beyond noise." if finding.is_correctness else ""
+        has_gains = any(one.expected_ns is not None and not one.is_noise for one in report.findings)
+        no_time = "" if has_gains or not finding.is_correctness else " No finding about the step time is beyond noise."
         return f" {_undecided(report)}".rstrip() or no_time
     if finding.measured is not None and finding.is_decided:
         return f" ddpprof try measured {measured_gain(finding.measured)}."

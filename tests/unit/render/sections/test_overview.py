@@ -365,6 +365,8 @@ def test_wrong_training_is_no_fix_of_its_speed() -> None:
     assert change_sentence(report(findings=(wrong,))) == (
         "Correctness: Both ranks draw the same random numbers. No finding about the step time is beyond noise."
     )
+    broken = replace(wrong, comes_first=True)
+    assert change_sentence(report(findings=(broken, SURE))) == "Correctness: Both ranks draw the same random numbers."
 
 
 def test_remarks_are_shown_in_full() -> None:
