@@ -42,9 +42,12 @@ launch.run_to_its_end([sys.executable, "-c", sys.argv[1]], dict(os.environ))
 DIES_AT_ONCE = """
 import signal, subprocess, sys
 child = '''
-import signal, sys, time
+import os, signal, sys, time
+def tell(number, _):
+    os.write(1, b"child got %s%c" % (signal.Signals(number).name.encode(), 10))  # print() may be under way
+    sys.exit()
 for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, lambda number, _: sys.exit(print("child got", signal.Signals(number).name, flush=True)))
+    signal.signal(number, tell)
 print("ready", flush=True)
 time.sleep(20)
 '''
