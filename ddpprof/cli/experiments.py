@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 _VARY = (
     "a script option (--batch-size=32,64), a DDP argument (bucket_cap_mb=5,25), the compilation of DDP "
     "(compile_order=ddp_first,model_first or optimize_ddp=ddp_optimizer,no_optimization), sync_batch_norm=True,False, "
-    "or an environment variable (in capitals). With several --vary options, all combinations are measured"
+    "sparse_embeddings=True,False, or an environment variable (in capitals). With several --vary options, all "
+    "combinations are measured"
 )
 
 
@@ -329,13 +330,16 @@ def run_trials(directory: Path, experiment: Experiment, without: Container[int] 
     from statistics import median
 
     from ddpprof.experiments.conduct import conduct, remaining, steps_of, still_needed
+    from ddpprof.experiments.plan import ExperimentKind
     from ddpprof.layout import count as number_of
 
     trials = [one for one in remaining(directory, experiment) if one.variant not in without]
     if trials:
         warn_of_other_work()
     total, seconds = experiment.num_trials, []
-    if trials:
+    if trials and experiment.kind is ExperimentKind.TRY:  # which has already printed the number of steps
+        progress(f"{number_of(len(trials), 'trial')} in {directory}")
+    elif trials:
         cpu, accelerator = (
             max(steps_of(experiment, one, kind) for one in experiment.variants) for kind in (False, True)
         )

@@ -310,7 +310,7 @@ def _cell(one: Declared, value: Any) -> str:
     return f"{value:.2f}" if one.kind is float else clean(str(value))
 
 
-_NOISE_OF_MEASURED = 0.02
+_NOISE_OF_MEASURED = 0.015
 """fraction of the step; smaller measured gains may be due to chance"""
 _LARGE = 0.05
 """fraction of the step; uncertain gains of at least this size are worth trying"""

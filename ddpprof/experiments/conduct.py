@@ -259,7 +259,7 @@ def trial_settings(folder: Path, experiment: Experiment, variant: Variant) -> Se
         passes_per_reduction=variant.passes_per_reduction,
         optimize_ddp=variant.optimize_ddp,
         compile_order=variant.compile_order,
-        sync_batch_norm=variant.sync_batch_norm,
+        layers=variant.layers,
         num_threads=_num_threads(variant),
         losses=experiment.kind in (ExperimentKind.TUNE, ExperimentKind.TRY),
         without_ddp=variant.without_ddp,

@@ -6,6 +6,7 @@
     optimize_ddp=…,…              value of torch._dynamo.config.optimize_ddp, for a model compiled with torch.compile
     compile_order=…,…             ddp_first: torch.compile(DDP(model)); model_first: DDP(torch.compile(model))
     sync_batch_norm=True,False    False: SyncBatchNorm layers use the statistics of their own rank, as BatchNorm does
+    sparse_embeddings=True,False  True: embeddings compute sparse gradients, as with Embedding(..., sparse=True)
     NCCL_MAX_CTAS=4,8             environment variable (upper case)
     OMP_NUM_THREADS=1,2           also replaces the argument of the script's calls of torch.set_num_threads
     model.width=32,64             any other word, appended to the script's arguments
@@ -50,7 +51,8 @@ COMPILATIONS: Mapping[str, Sequence[str]] = {
     "optimize_ddp": (OptimizeDdp.DDP_OPTIMIZER, OptimizeDdp.PYTHON_REDUCER, OptimizeDdp.NO_OPTIMIZATION),
 }
 """settings of compilation → their values"""
-_SYNC_BATCH_NORM = "sync_batch_norm"
+LAYERS = ("sync_batch_norm", "sparse_embeddings")
+"""changes of the model's layers"""
 _COMMA_BETWEEN_VALUES = re.compile(r",(?![^\[]*\])")
 
 
@@ -58,7 +60,7 @@ class _Place(Enum):
     COMMAND = "command"
     DDP = "ddp"
     COMPILATION = "compilation"
-    SYNC_BATCH_NORM = _SYNC_BATCH_NORM
+    LAYERS = "layers"
     ENVIRONMENT = "environment"
     ARGUMENT = "argument"
 
@@ -119,8 +121,8 @@ def _with(variant: Variant, name: str, value: str, command: Sequence[str]) -> Va
             return replace(variant, ddp={**variant.ddp, name: _argument(name, value)})
         case _Place.COMPILATION:
             return variant.compiled(name, _compilation(name, value))
-        case _Place.SYNC_BATCH_NORM:
-            return replace(variant, sync_batch_norm=_argument(name, value))
+        case _Place.LAYERS:
+            return replace(variant, layers={**variant.layers, name: _argument(name, value)})
         case _Place.ENVIRONMENT:
             return replace(variant, variables={**variant.variables, name: value})
         case _:
@@ -135,8 +137,8 @@ def _place(name: str, command: Sequence[str]) -> _Place:
         return _Place.DDP
     if name in COMPILATIONS:
         return _Place.COMPILATION
-    if name == _SYNC_BATCH_NORM:
-        return _Place.SYNC_BATCH_NORM
+    if name in LAYERS:
+        return _Place.LAYERS
     return _Place.ENVIRONMENT if name.isupper() and name.isidentifier() else _Place.ARGUMENT
 
 
@@ -147,7 +149,7 @@ def _compilation(name: str, value: str) -> str:
 
 
 def _refuse_misspelt(name: str) -> None:
-    known = [*DDP_ARGUMENTS, *COMPILATIONS, _SYNC_BATCH_NORM]
+    known = [*DDP_ARGUMENTS, *COMPILATIONS, *LAYERS]
     meant = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     if meant:
         raise DdpprofError(f"DDP has no argument {name}. Did you mean {meant[0]}? A script option begins with --")

@@ -31,6 +31,10 @@ class Parameter(Struct, frozen=True, array_like=True):
     shape: tuple[Int64, ...] = ()
     is_sparse: bool = False
     """True if its gradient is expected to be sparse"""
+    used_rows: float | None = None
+    """fraction of the rows of an embedding whose averaged gradient was not zero in a step, estimated from some rows;
+    ``None`` if not recorded
+    """
 
 
 class DdpModule(Struct, frozen=True):

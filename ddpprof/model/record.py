@@ -294,6 +294,8 @@ class OptimizerFacts(Struct, frozen=True):
     """value of the argument ``fused``; ``None`` if it was not given or does not exist"""
     could_be_fused: bool = False
     """True if there is a fused implementation for all its parameters on their devices"""
+    takes_sparse: bool = False
+    """True if it takes the same steps with sparse gradients as with dense ones"""
 
 
 class HostRead(Struct, frozen=True):

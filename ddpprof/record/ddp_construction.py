@@ -330,7 +330,7 @@ def modify_ddp(distributed: ModuleType, settings: Settings) -> None:
     if settings.num_threads:
         _fix_threads(sys.modules["torch"], settings.num_threads)
     changes_ddp = settings.ddp or settings.comm_hook or settings.without_ddp or settings.ddp_blocks
-    if not (changes_ddp or settings.loader or settings.passes_per_reduction) and settings.sync_batch_norm:
+    if not (changes_ddp or settings.loader or settings.passes_per_reduction or settings.layers):
         return
     ddp = distributed.DistributedDataParallel
     known = inspect.signature(ddp.__init__).parameters
@@ -390,8 +390,10 @@ def _constructor(original: Callable[..., None], settings: Settings) -> Callable[
         for name in _NOT_WITHOUT_DDP if takes_ddp_away else ():
             if given.arguments.get(name) is not None:
                 raise RuntimeError(f"ddpprof cannot disable DDP because the script passes {name} to it")
-        if not settings.sync_batch_norm:
+        if not settings.layers.get("sync_batch_norm", True):
             _use_own_statistics(given.arguments["module"])
+        if settings.layers.get("sparse_embeddings"):
+            _use_sparse_gradients(given.arguments["module"])
         original(*given.args, **given.kwargs)
         if settings.loader:
             _change_loaders(settings.loader)
@@ -432,6 +434,15 @@ def _use_own_statistics(model: Any) -> None:
     for layer in model.modules():
         if isinstance(layer, nn.SyncBatchNorm):
             layer.__class__ = BatchNorm  # type: ignore[assignment]
+
+
+def _use_sparse_gradients(model: Any) -> None:
+    """Make the embeddings compute sparse gradients. DDP finds out which ones do when it is constructed."""
+    from torch import nn
+
+    for layer in model.modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+            layer.sparse = True
 
 
 def _constructor_with_hook(original: Callable[..., None], name: str) -> Callable[..., None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,8 @@ from ddpprof.record.consistency import ReplicaNotes
 from ddpprof.record.ddp_construction import ReducerParameters, reducer_parameters
 
 _FINISHES_PER_PASS = 4
+_MOST_ROWS = 4096
+"""maximum number of rows of an embedding that are read"""
 _LAUNCHES_PER_STEP = 10
 """maximum average number of timed launches per step; modules with more buckets are timed in only some light steps"""
 
@@ -202,11 +204,13 @@ def module_facts(
     unused: set[int] | None,
     num_searched: int,
     num_lacking: int,
+    used_rows: Mapping[int, float],
 ) -> DdpModule:
     """Return a description of one DDP module.
 
     `unused`: indices of the parameters without a gradient in all `num_searched` examined backward passes.
     `num_lacking`: number of these passes in which at least one parameter had no gradient.
+    `used_rows`: `Parameter.used_rows` of embeddings, by index.
     """
     batch_norms = [module for module in ddp.module.modules() if isinstance(module, _BatchNorm)]
     of_batch_norms = {id(buffer) for module in batch_norms for buffer in module.buffers(recurse=False)}
@@ -217,8 +221,8 @@ def module_facts(
         settings=ddp_settings(ddp),
         comm_hook=getattr(hooks[0][0], "__qualname__", repr(hooks[0][0])) if hooks else None,
         parameters=tuple(
-            Parameter(name, parameter.numel() * parameter.element_size(), *_kind_of(parameter), sparse)
-            for name, parameter, sparse in zip(*of_reducer, strict=True)
+            Parameter(name, parameter.nbytes, *_kind_of(parameter), sparse, used_rows.get(index))
+            for index, (name, parameter, sparse) in enumerate(zip(*of_reducer, strict=True))
         ),
         buckets=tuple(map(tuple, bucket_layout(ddp, of_reducer))),
         num_buffers=len(ddp.modules_buffers),
@@ -282,6 +286,7 @@ class RecordedModule:
             self._accumulated.note(self._searches())
         self._unused: set[int] | None = None
         self._num_searched = self._num_lacking = 0
+        self._used_rows: dict[int, float] = {}
         self.replica = ReplicaNotes(self._of_reducer.parameters)
         self._gradient: tuple[int, int] | None = None
         self._num_backwards: int | None = None
@@ -435,9 +440,33 @@ class RecordedModule:
             self._unused = {int(word) for word in listed.group(1).split()}
             self._num_searched = self._num_lacking = 1
 
+    def note_used_rows(self) -> None:
+        """Record, once, how many rows of each embedding have a gradient. Call this before the optimizer's step.
+
+        On an accelerator, reading gradients would make the host wait.
+        """
+        if self._used_rows or self.ddp.device_type != "cpu":
+            return
+        embeddings = {id(one.weight) for one in self.ddp.module.modules() if isinstance(one, _EMBEDDINGS)}
+        for index, parameter in enumerate(self._of_reducer.parameters):
+            gradient = parameter.grad if id(parameter) in embeddings else None
+            if gradient is not None and not gradient.is_sparse:
+                self._used_rows[index] = float(_some_rows(gradient).any(dim=1).float().mean())
+
     def describe(self) -> DdpModule:
         unused = None if self._unused is None else self._unused - self._accumulated.ever
-        return module_facts(self.ddp, self._of_reducer, unused, self._num_searched, self._num_lacking)
+        facts = self.ddp, self._of_reducer, unused, self._num_searched, self._num_lacking
+        return module_facts(*facts, self._used_rows)
+
+
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+
+
+def _some_rows(matrix: Tensor) -> Tensor:
+    """Return all rows, or some random rows of a large matrix. This does not change the script's random numbers."""
+    if len(matrix) <= _MOST_ROWS:
+        return matrix
+    return matrix[torch.randint(len(matrix), (_MOST_ROWS,), generator=torch.Generator().manual_seed(0))]
 
 
 def _state_of_gradient(parameters: Sequence[nn.Parameter]) -> tuple[int, int] | None:

@@ -54,6 +54,7 @@ def optimizer_facts(optimizers: Iterable[Optimizer]) -> tuple[OptimizerFacts, ..
                     is_sharded=any(base.__name__ == "ZeroRedundancyOptimizer" for base in type(one).__mro__),
                     is_fused=one.defaults.get("fused"),
                     could_be_fused="fused" in one.defaults and all(map(_can_be_fused, _parameters(one))),
+                    takes_sparse=_takes_sparse(one),
                 )
             )
     return tuple(made)
@@ -76,6 +77,16 @@ def _local(tensor: Any) -> torch.Tensor:
 
 def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:
     return (one for group in optimizer.param_groups for one in group["params"])
+
+
+def _takes_sparse(optimizer: Optimizer) -> bool:
+    """Return True if sparse gradients do not change the optimizer's results.
+
+    Adam, for example, does not accept them, and sparse momentum grows until it contains all rows.
+    """
+    without = ("weight_decay", "momentum", "foreach", "fused", "differentiable")
+    is_plain = not any(group.get(name) for group in optimizer.param_groups for name in without)
+    return type(optimizer) in (torch.optim.SGD, torch.optim.Adagrad) and is_plain
 
 
 def _can_be_fused(parameter: torch.Tensor) -> bool:

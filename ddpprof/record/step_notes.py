@@ -425,6 +425,8 @@ class StepNotes(Listener):
             module.backward_is_over(self._num_calls)
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        for module in self.modules:
+            module.note_used_rows()
         self._optimizer_start_ns = time.time_ns()
 
     def closure_begins(self) -> None:

@@ -1,4 +1,4 @@
-"""Find parameters that got no gradient on any rank, and unnecessary searches for unused parameters.
+"""Find parameters and rows of embeddings without a gradient, and unnecessary searches for unused parameters.
 
 Each rank records only its own backward passes. A parameter that rank 0 does not use may be used on another rank, and
 vice versa, for example in a mixture of experts.
@@ -10,11 +10,19 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import structs
 
-from ddpprof.engine.finding import Finding, at_most, ddp_change, hoped_for, only_known, size
+from ddpprof.engine.finding import (
+    Finding,
+    at_most,
+    ddp_change,
+    hoped_for,
+    only_known,
+    size,
+    sparse_embeddings_change,
+)
 from ddpprof.engine.frameworks import ddp_argument, without_ddp_argument
 from ddpprof.engine.topic import Topic, View
 from ddpprof.layout import in_ms
-from ddpprof.model import DdpModule
+from ddpprof.model import DdpModule, Parameter
 from ddpprof.words import listed
 
 
@@ -151,6 +159,59 @@ def static_graph(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
             )
 
 
+_MUCH_LESS = 0.25
+"""maximum ratio of the bytes that an embedding's sparse gradient takes to the bytes of the dense gradient"""
+_INDEX_BYTES = 8
+
+
+def dense_embedding_gradients(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
+    """Report embeddings of which a step uses only a few rows, but whose gradients are sent with all rows.
+
+    This is only for gloo, because DDP does not support sparse gradients with NCCL. Gloo gathers the sparse gradients of
+    all ranks, where a ring all-reduce sends a dense gradient about twice. Fewer bytes may save as much of the exposed
+    communication and of the optimizer's time as the bytes are of all gradients.
+    """
+    if view.backend != "gloo" or view.device != "cpu":
+        return
+    optimizers = [one for record in view.records.values() for one in record.optimizers or ()]
+    takes_sparse = bool(optimizers) and all(one.takes_sparse for one in optimizers)
+    for module in modules:
+        all_bytes = sum(p.num_bytes for p in module.parameters)
+        sparse_bytes = {p: _sparse_bytes(p, view.group_size or 1) for p in module.parameters if p.used_rows is not None}
+        large = [p for p, num_bytes in sparse_bytes.items() if num_bytes <= _MUCH_LESS * p.num_bytes]
+        saved = sum(p.num_bytes - sparse_bytes[p] for p in large) / all_bytes if all_bytes else 0
+        gain_ns = round(saved * ((view.exposed_ns or 0) + (view.optimizer_ns or 0)))
+        if module.comm_hook is not None or not view.worth(gain_ns):
+            continue
+        most_bytes, rows = max((p.num_bytes, p.used_rows or 0) for p in large)
+        yield Finding(
+            "dense-embedding-gradients",
+            f"The gradients of {listed([p.name for p in large], _MOST_NAMED)} are dense, but most rows are zero",
+            f"{rows:.1%} of the rows of the largest embedding ({size(most_bytes)}) got a gradient in a step; "
+            f"sparse gradients would be {1 - saved:.0%} of all bytes",
+            "Construct these layers with torch.nn.Embedding(…, sparse=True): DDP then sends only the rows that were "
+            "used, and the optimizer updates only these. "
+            + (
+                "The optimizer accepts sparse gradients."
+                if takes_sparse
+                else "SGD and Adagrad without weight decay accept sparse gradients. torch.optim.SparseAdam does, too, "
+                "but updates the moments of only the used rows."
+            ),
+            gain_ns,
+            subject={"module": module.name, "parameter": large[0].name},
+            change=sparse_embeddings_change() if takes_sparse else None,
+            numbers=only_known(embedding_bytes=most_bytes, saved_bytes=round(saved * all_bytes)),
+        )
+
+
+def _sparse_bytes(parameter: Parameter, num_ranks: int) -> float:
+    """Return the size of a dense gradient that takes as long to all-reduce as the sparse gradients take to gather."""
+    row_bytes = parameter.num_bytes / parameter.shape[0]
+    return num_ranks / 2 * (parameter.used_rows or 0) * parameter.num_bytes * (1 + _INDEX_BYTES / row_bytes)
+
+
 UNUSED_PARAMETERS: Topic[None, tuple[DdpModule, ...]] = Topic(
-    "unused_parameters", rules=(unused_parameters, static_graph), of_run=lambda view: view.modules
+    "unused_parameters",
+    rules=(unused_parameters, static_graph, dense_embedding_gradients),
+    of_run=lambda view: view.modules,
 )

@@ -53,6 +53,17 @@ def test_a_reduction_in_the_last_pass_alone_keeps_the_losses(ddpprof: Run) -> No
     assert one["outcome"] in ("confirmed", "smaller than promised", "cannot tell"), one
 
 
+@pytest.mark.long
+def test_sparse_gradients_of_an_embedding_keep_the_losses(ddpprof: Run) -> None:
+    recorded(ddpprof, "embedding")
+    ended = ddpprof("try", "embedding", "--rule", "dense-embedding-gradients", "--out", "t", *TRIALS)
+    assert ended.returncode == 0, ended.stderr
+    one = tried(ddpprof, "t")
+    assert one["promise"]["code"] == "torch.nn.Embedding(…, sparse=True)"
+    assert one["losses"]["match"] in ("exact", "rounding"), one["losses"]
+    assert one["outcome"] == "confirmed", one
+
+
 def test_another_script_is_compared_in_the_same_way(ddpprof: Run, tmp_path: Path) -> None:
     recorded(ddpprof, "nothing")
     changed = tmp_path / "changed.py"

@@ -1,4 +1,4 @@
-"""A training with one thing to change: a slow loader without workers, passes that all reduce, or nothing.
+"""A training with one thing to change: a slow loader, passes that all reduce, a dense embedding, or nothing.
 
 torchrun --nproc-per-node 2 advised.py --plant slow_loader
 """
@@ -30,15 +30,25 @@ class Samples(Dataset):
         return torch.full((64,), index / 4096), index % 8
 
 
+class Rows(nn.Module):
+    """Returns the rows of an embedding for each input."""
+
+    def forward(self, inputs):
+        return (inputs * 49_999).long()
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--plant", choices=["slow_loader", "every_pass", "nothing"], required=True)
+    parser.add_argument("--plant", choices=["slow_loader", "every_pass", "embedding", "nothing"], required=True)
     plant = parser.parse_args().plant
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     torch.manual_seed(0)
     width = 1024 if plant == "every_pass" else 256
-    model = DDP(nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 8)))
+    model = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 8))
+    if plant == "embedding":
+        model = nn.Sequential(Rows(), nn.EmbeddingBag(50_000, 64), model)
+    model = DDP(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data = Samples(0.002 if plant == "slow_loader" else 0.0)
     batches = iter(DataLoader(data, batch_size=16, sampler=DistributedSampler(data)))

@@ -19,6 +19,7 @@ from ddpprof.engine.finding import (
     ddp_change,
     environment_change,
     loader_change,
+    sparse_embeddings_change,
     sync_batch_norm_change,
 )
 from ddpprof.errors import DdpprofError
@@ -164,7 +165,8 @@ def test_workers_may_draw_other_augmentations() -> None:
             compilation_change(optimize_ddp="ddp_optimizer"), {"optimize_ddp": "ddp_optimizer"}, id="compilation"
         ),
         pytest.param(compilation_change(compile_order="model_first"), {"compile_order": "model_first"}, id="order"),
-        pytest.param(sync_batch_norm_change(), {"sync_batch_norm": False}, id="batch-norm"),
+        pytest.param(sync_batch_norm_change(), {"layers": {"sync_batch_norm": False}}, id="batch-norm"),
+        pytest.param(sparse_embeddings_change(), {"layers": {"sparse_embeddings": True}}, id="embeddings"),
         pytest.param(Change(ChangeKind.NO_SYNC, {"num_passes": 4}, "once"), {"passes_per_reduction": 4}, id="no-sync"),
     ],
 )  # fmt: skip

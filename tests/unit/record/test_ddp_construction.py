@@ -335,8 +335,20 @@ def test_sync_batch_norm_computes_as_batch_norm_and_keeps_its_parameters() -> No
     synced = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(plain))
     parameters = list(synced.parameters())
     ddp = SimpleNamespace(_use_python_reducer=False)
-    _constructor(lambda _ddp, module: module.train(), Settings("run", sync_batch_norm=False))(ddp, synced)
+    _constructor(lambda _ddp, module: module.train(), Settings("run", layers={"sync_batch_norm": False}))(ddp, synced)
     x = torch.randn(8, 4)
     assert torch.equal(synced(x), plain(x))
     assert torch.equal(synced[1].running_var, plain[1].running_var)
     assert all(one is other for one, other in zip(synced.parameters(), parameters, strict=True))
+
+
+def test_embeddings_compute_sparse_gradients_before_ddp_looks() -> None:
+    model = nn.Sequential(nn.Embedding(4, 3), nn.EmbeddingBag(4, 3), nn.Linear(3, 3))
+    expected: list[bool] = []
+
+    def constructed(ddp: Any, module: nn.Module) -> None:
+        expected.extend(getattr(layer, "sparse", False) for layer in module)
+
+    ddp = SimpleNamespace(_use_python_reducer=False)
+    _constructor(constructed, Settings("run", layers={"sparse_embeddings": True}))(ddp, model)
+    assert expected == [True, True, False]

@@ -67,3 +67,28 @@ def test_branches_that_have_their_turn_only_in_steps_that_are_not_recorded_are_u
 def test_without_the_search_none_is_unused() -> None:
     described = record(torch.nn.Linear(8, 8))
     assert (described.unused, described.num_searched_passes) == ((), 18)
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize(("is_sparse", "used"), [(False, {0: 3 / 8}), (True, {})], ids=["dense", "sparse"])
+def test_the_rows_of_an_embedding_that_got_a_gradient(is_sparse: bool, used: dict[int, float]) -> None:
+    model = torch.nn.Sequential(torch.nn.Embedding(8, 4, sparse=is_sparse), torch.nn.Linear(4, 4))
+    ddp = DistributedDataParallel(model)
+    module = RecordedModule(ddp, 0)
+    module.note_used_rows()  # before any gradient exists
+    for rows in ([1, 1, 5, 7], [0, 2]):  # only the first step counts
+        ddp.zero_grad()
+        ddp(torch.tensor(rows)).sum().backward()
+        module.note_used_rows()
+    recorded = [one.used_rows for one in module.describe().parameters]
+    assert recorded == [used.get(0), None, None]
+
+
+@pytest.mark.usefixtures("process_group")
+def test_of_a_large_embedding_only_some_rows_are_read() -> None:
+    ddp = DistributedDataParallel(torch.nn.EmbeddingBag(40_000, 2))
+    module = RecordedModule(ddp, 0)
+    ddp(torch.arange(0, 40_000, 4).reshape(1, -1)).sum().backward()
+    module.note_used_rows()
+    (weight,) = module.describe().parameters
+    assert weight.used_rows == pytest.approx(0.25, abs=0.02)

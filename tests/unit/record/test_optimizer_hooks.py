@@ -31,7 +31,10 @@ def parameters() -> list[nn.Parameter]:
         pytest.param(
             torch.optim.SGD(parameters(), momentum=0.9), OptimizerFacts("SGD", 6000, False, None, True), id="momentum"
         ),
-        pytest.param(torch.optim.SGD(parameters()), OptimizerFacts("SGD", 0, False, None, True), id="stateless"),
+        pytest.param(torch.optim.SGD(parameters()), OptimizerFacts("SGD", 0, False, None, True, True), id="stateless"),
+        pytest.param(
+            torch.optim.SGD(parameters(), weight_decay=0.1), OptimizerFacts("SGD", 0, False, None, True), id="decaying"
+        ),
         pytest.param(torch.optim.Rprop(parameters()), OptimizerFacts("Rprop", 2 * 6000 + 2 * 4), id="never-fused"),
     ],
 )  # fmt: skip
