@@ -439,6 +439,8 @@ class Record(Struct, frozen=True, kw_only=True):
     """numbers of the cores that the process may use, separated by commas"""
     cpu_quota: float | None = None
     """CPU limit of the control group, as a number of cores; ``None`` if there is no limit"""
+    machine_cores: Int64 | None = None
+    """number of cores of the machine"""
     links: LinkFacts | None = None
     """links of the machine; ``None`` in records of older versions of ddpprof"""
 

@@ -184,6 +184,7 @@ class JobEnvironment(Listener):
             "num_cores": os.cpu_count() if cores is None else len(cores),
             "core_list": None if cores is None else ",".join(map(str, cores)),
             "cpu_quota": cpu_quota(),
+            "machine_cores": os.cpu_count(),
             "num_threads": torch.get_num_threads(),
             "links": self._links,
             "checkpoints": tuple(self._checkpoints),

@@ -32,6 +32,9 @@ _FEWEST_SHARED = 16
 _SHARED = 0.25
 """minimum share of a rank's samples that other ranks also get for the data to count as not sharded"""
 
+_MOST_OF_A_SHARD = 0.75
+"""maximum share of the dataset that a rank gets if the dataset is sharded"""
+
 
 @dataclass(frozen=True, slots=True)
 class SameSamples:
@@ -48,6 +51,13 @@ class SameSamples:
     @property
     def same_batches(self) -> bool:
         return self.num_batches > 0
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a DistributedSampler shards the dataset, so that the ranks draw equal samples at random."""
+        one = self.loader
+        num_samples = (one.batches_per_pass or 0) * (one.batch_size or 0)
+        return one.sampler == "DistributedSampler" and 0 < num_samples < _MOST_OF_A_SHARD * (one.dataset_size or 0)
 
 
 def find_same_samples(loaders: Mapping[int, Sequence[Loader]]) -> SameSamples | None:
@@ -143,6 +153,8 @@ def same_samples(data: DataLoading, view: View) -> Iterator[Finding]:
     same = data.same_samples
     if same is None or (view.world_size or 1) < 2 or not view.is_one_group:
         return  # ranks that do not average gradients with each other may need the same samples
+    if same.is_sharded and data.same_worker_seeds is not None:
+        return  # the workers draw the samples, so `same_worker_seeds` reports the cause
     ranks = "both ranks" if len(same.ranks) == 2 else f"all {len(same.ranks)} ranks that were compared"
     drawn = "an IterableDataset yields them" if same.loader.is_iterable else f"{same.loader.sampler} draws them"
     if same.same_batches:
@@ -158,9 +170,10 @@ def same_samples(data: DataLoading, view: View) -> Iterator[Finding]:
         "same-samples",
         title,
         evidence,
-        divide_data(view.framework, same.loader),
+        _SEED_RANKS if same.is_sharded else divide_data(view.framework, same.loader),
         None,
         is_correctness=True,
+        comes_first=True,
         numbers=only_known(
             num_ranks=len(same.ranks),
             num_batches=same.num_batches,
@@ -170,22 +183,33 @@ def same_samples(data: DataLoading, view: View) -> Iterator[Finding]:
     )
 
 
+_SEED_RANKS = (
+    "The DistributedSampler shards the dataset, but the samples are equal nevertheless. If the dataset draws them at "
+    "random, seed torch, NumPy and random differently on each rank once the model is built: torch.manual_seed(seed + "
+    "dist.get_rank())."
+)
+
+
 def same_worker_seeds(data: DataLoading, view: View) -> Iterator[Finding]:
     """Report a loader that passes the same seeds to its workers on all ranks, if the workers draw random numbers."""
     loader = data.same_worker_seeds
     if loader is None or (view.world_size or 1) < 2 or not view.is_one_group:
         return
     ranks = "both ranks" if view.world_size == 2 else f"all {view.world_size} ranks"
+    same = data.same_samples
+    are_equal = same is not None and same.is_sharded
+    the_workers = "Every rank trains on the same samples: the" if are_equal else "The"
     own = "its own generator has" if loader.has_generator else "torch's CPU generator, which provides the seeds, has"
     yield Finding(
         "same-worker-seeds",
-        f"The DataLoader workers of {ranks} draw the same random numbers",
+        f"{the_workers} DataLoader workers of {ranks} draw the same random numbers",
         f"the loader passes the same seeds to its workers ({loader.num_workers}) on {ranks}, because {own} the same "
         f"state on each of them, and the dataset's code draws random numbers",
         f"{_seed_workers(view.framework, loader.num_workers)} Until this is fixed, every rank applies the same "
         f"random augmentations.",
         None,
         is_correctness=True,
+        comes_first=are_equal,
         numbers=only_known(num_workers=loader.num_workers),
     )
 

@@ -1,4 +1,4 @@
-"""Compare the number of compute threads of all ranks on a host with the number of cores that they may use.
+"""Compare the ranks of a host and their compute threads with the number of cores that they may use.
 
 The number of threads of a single rank may match the number of cores, but all ranks of the host share these cores.
 """
@@ -27,6 +27,8 @@ class HostCores:
     """total number of torch's threads over all ranks of the host"""
     num_cores: float
     """number of cores that its ranks may use together, according to their affinity and control group"""
+    machine_cores: int | None = None
+    """number of cores of the host; ``None`` if not recorded"""
 
     @property
     def cores_per_rank(self) -> float:
@@ -52,7 +54,8 @@ def cores_of_hosts(records: Sequence[Record]) -> tuple[HostCores, ...]:
     for host, ranks in by_host.items():
         num_cores = _num_cores(ranks)
         if num_cores:
-            hosts.append(HostCores(host, len(ranks), sum(one.num_threads or 1 for one in ranks), num_cores))
+            num_threads = sum(one.num_threads or 1 for one in ranks)
+            hosts.append(HostCores(host, len(ranks), num_threads, num_cores, ranks[0].machine_cores))
     return tuple(hosts)
 
 
@@ -119,8 +122,29 @@ def threads_exceed_cores(threads: HostThreads, view: View) -> Iterator[Finding]:
     )
 
 
+def ranks_share_cores(threads: HostThreads, view: View) -> Iterator[Finding]:
+    """Report a host on which an affinity mask or a CPU limit leaves fewer cores than there are ranks."""
+    limited = [one for one in threads.hosts if one.num_cores < min(one.num_ranks, one.machine_cores or 0)]
+    if view.device != "cpu" or not limited:
+        return
+    host = max(limited, key=lambda one: one.num_ranks / one.num_cores)
+    yield Finding(
+        "ranks-share-cores",
+        f"{host.num_ranks} ranks share {_cores(host.num_cores)}, although the host has more",
+        f"on host {host.host}, the CPU affinity or the CPU limit of the control group allows this job "
+        f"{_cores(host.num_cores)} of {host.machine_cores}",
+        "Give each rank at least one core of its own: check the launcher's options for binding, such as taskset, "
+        "numactl or --cpu-bind, the number of CPUs that the job requests from the scheduler (--cpus-per-task), and the "
+        "CPU limit of the container.",
+        None,
+        comes_first=True,
+        subject={"host": host.host},
+        numbers=only_known(num_ranks=host.num_ranks, num_cores=host.num_cores, num_cores_of_machine=host.machine_cores),
+    )
+
+
 def _cores(number: float) -> str:
     return f"{number:.3g} core{'' if number == 1 else 's'}"
 
 
-HOST_THREADS: Topic[None, HostThreads] = Topic("host_threads", rules=(threads_exceed_cores,))
+HOST_THREADS: Topic[None, HostThreads] = Topic("host_threads", rules=(ranks_share_cores, threads_exceed_cores))

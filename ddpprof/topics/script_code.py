@@ -26,7 +26,7 @@ from ddpprof.model import Rank
 from ddpprof.topics.steps.breakdown import split_step
 
 _SHORTEST_GAP_NS = 500_000
-_MUCH = 0.05
+_MUCH = 0.02
 """minimum share of the step"""
 _FAR_ABOVE = 4
 """minimum ratio of a line's longest time in a step to its median time"""

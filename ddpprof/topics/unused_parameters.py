@@ -12,6 +12,7 @@ from msgspec import structs
 
 from ddpprof.engine.finding import (
     Finding,
+    Predicted,
     at_most,
     ddp_change,
     hoped_for,
@@ -162,14 +163,23 @@ def static_graph(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
 _MUCH_LESS = 0.25
 """maximum ratio of the bytes that an embedding's sparse gradient takes to the bytes of the dense gradient"""
 _INDEX_BYTES = 8
+_NUM_PASSES = 3
+"""number of passes over a dense gradient in the backward pass: set to zero, add the rows, copy into the bucket"""
+_BYTES_PER_NS = 5
+"""speed of such a pass"""
+_GATHER_NS = 1_250_000
+"""usual time for the sparse gradient of one embedding, for which gloo needs three exchanges"""
+_LONGEST_GATHER_NS = 5_000_000
+"""the same if the ranks use all cores, so that gloo's threads wait for computation"""
 
 
 def dense_embedding_gradients(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
     """Report embeddings of which a step uses only a few rows, but whose gradients are sent with all rows.
 
     This is only for gloo, because DDP does not support sparse gradients with NCCL. Gloo gathers the sparse gradients of
-    all ranks, where a ring all-reduce sends a dense gradient about twice. Fewer bytes may save as much of the exposed
-    communication and of the optimizer's time as the bytes are of all gradients.
+    all ranks, where a ring all-reduce sends a dense gradient about twice. The predicted gain is
+
+        saved bytes / all bytes × (exposed communication + optimizer) + saved passes over memory − sparse gathers
     """
     if view.backend != "gloo" or view.device != "cpu":
         return
@@ -179,9 +189,15 @@ def dense_embedding_gradients(modules: Sequence[DdpModule], view: View) -> Itera
         all_bytes = sum(p.num_bytes for p in module.parameters)
         sparse_bytes = {p: _sparse_bytes(p, view.group_size or 1) for p in module.parameters if p.used_rows is not None}
         large = [p for p, num_bytes in sparse_bytes.items() if num_bytes <= _MUCH_LESS * p.num_bytes]
-        saved = sum(p.num_bytes - sparse_bytes[p] for p in large) / all_bytes if all_bytes else 0
-        gain_ns = round(saved * ((view.exposed_ns or 0) + (view.optimizer_ns or 0)))
-        if module.comm_hook is not None or not view.worth(gain_ns):
+        saved_bytes = sum(p.num_bytes - sparse_bytes[p] for p in large)
+        saved = saved_bytes / all_bytes if all_bytes else 0
+        sent_ns = saved * ((view.exposed_ns or 0) + (view.optimizer_ns or 0))
+        predicted = Predicted(
+            round(sent_ns + saved_bytes * _NUM_PASSES / _BYTES_PER_NS / 2 - len(large) * _GATHER_NS),
+            round(sent_ns - len(large) * _LONGEST_GATHER_NS),
+            round(sent_ns + saved_bytes * _NUM_PASSES / _BYTES_PER_NS),
+        )
+        if module.comm_hook is not None or not view.worth(round(sent_ns), predicted):
             continue
         most_bytes, rows = max((p.num_bytes, p.used_rows or 0) for p in large)
         yield Finding(
@@ -197,10 +213,11 @@ def dense_embedding_gradients(modules: Sequence[DdpModule], view: View) -> Itera
                 else "SGD and Adagrad without weight decay accept sparse gradients. torch.optim.SparseAdam does, too, "
                 "but updates the moments of only the used rows."
             ),
-            gain_ns,
+            predicted.high_ns,
+            predicted=predicted,
             subject={"module": module.name, "parameter": large[0].name},
             change=sparse_embeddings_change() if takes_sparse else None,
-            numbers=only_known(embedding_bytes=most_bytes, saved_bytes=round(saved * all_bytes)),
+            numbers=only_known(embedding_bytes=most_bytes, saved_bytes=round(saved_bytes)),
         )
 
 

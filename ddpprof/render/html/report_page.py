@@ -26,7 +26,7 @@ from ddpprof.render.sections import Topic, topics
 from ddpprof.render.sections.overview import (
     change_nothing,
     finding_texts,
-    first_change,
+    first_changes,
     first_words,
     sentence_after,
     verdict,
@@ -98,15 +98,17 @@ def _head(report: Report, job: Iterable[Section]) -> str:
 
 
 def _leads(report: Report) -> str:
-    """Return the first change with a link to its finding, or a sentence that says that nothing needs to be changed."""
-    first = first_change(report)
-    if first is None:
+    """Return the first changes with links to their findings, or a sentence that nothing needs to be changed."""
+    first = first_changes(report)
+    if not first:
         return escape(change_nothing(report))
-    text, finding = first
-    num_others = sum(bool(one.advice) for one, _ in finding_texts(report)) - 1
-    more = f' (<a href="#findings">{num_others} more</a>)' if num_others else ""
-    after = escape(sentence_after(report, finding))
-    return f'{first_words(finding)}: <a href="#finding-{text.number}">{escape(text.title)}</a>{more}.{after}'
+    num_others = sum(bool(one.advice) for one, _ in finding_texts(report)) - len(first)
+    said = " ".join(
+        f'{first_words(one)}: <a href="#finding-{text.number}">{escape(text.title)}</a>.'
+        f"{escape(sentence_after(report, one))}"
+        for text, one in first
+    )
+    return f'{said} (<a href="#findings">{num_others} more</a>)' if num_others else said
 
 
 def _part(topic: Topic, report: Report, *, has_choice: bool) -> PagePart:

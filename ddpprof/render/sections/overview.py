@@ -70,19 +70,23 @@ def finding_texts(report: Report) -> list[tuple[FindingText, Finding]]:
     return [(_text(number, finding), finding) for number, finding in enumerate(report.findings, 1)]
 
 
-def first_change(report: Report) -> tuple[FindingText, Finding] | None:
-    """Return the finding to act on first; ``None`` if no finding is certain enough."""
-    certain = (one for one in finding_texts(report) if not (one[1].is_noise or one[1].is_guess))
-    return next(((text, one) for text, one in certain if text.advice), None)
+def first_changes(report: Report) -> list[tuple[FindingText, Finding]]:
+    """Return the finding to act on first. If it is about correctness, the first finding with a gain follows.
+
+    The list is empty if no finding is certain enough.
+    """
+    certain = [one for one in finding_texts(report) if one[0].advice and not (one[1].is_noise or one[1].is_guess)]
+    if not certain or not certain[0][1].is_correctness:
+        return certain[:1]
+    gains = [one for one in certain if one[1].expected_ns is not None]
+    return [certain[0], *gains[:1]]
 
 
 def change_sentence(report: Report) -> str:
-    """Return the last sentence of the verdict: what to change first, or that nothing needs to be changed."""
-    first = first_change(report)
-    if first is not None:
-        text, finding = first
-        return f"{first_words(finding)}: {text.title}.{sentence_after(report, finding)}"
-    return change_nothing(report)
+    """Return the end of the verdict: what to change first, or that nothing needs to be changed."""
+    first = first_changes(report)
+    said = (f"{first_words(one)}: {text.title}.{sentence_after(report, one)}" for text, one in first)
+    return " ".join(said) or change_nothing(report)
 
 
 def first_words(finding: Finding) -> str:
@@ -514,10 +518,10 @@ def _left_to_try(report: Report, paths: Sequence[str]) -> list[Finding]:
 
 def _to_edit(report: Report, paths: Sequence[str]) -> int | None:
     """Return the number of the first finding with a gain, if only the author of the script can make its change."""
-    first = first_change(report)
-    if len(paths) != 1 or not report.job.recorded_with or report.failure is not None or first is None:
+    first = first_changes(report)
+    if len(paths) != 1 or not report.job.recorded_with or report.failure is not None or not first:
         return None
-    text, finding = first
+    text, finding = first[-1]
     is_edit = finding.expected_ns is not None and finding.change is None
     return text.number if is_edit and not finding.is_decided else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -91,6 +92,26 @@ def test_same_samples(same: SameSamples, world_size: int, title: str, evidence: 
     assert (finding.rule, finding.gain_ns, finding.is_correctness) == ("same-samples", None, True)
     assert (finding.title, finding.evidence) == (title, evidence)
     assert "DistributedSampler(dataset, shuffle=True)" in finding.advice
+
+
+DIVIDED = SameSamples(loader(sampler="DistributedSampler", batches_per_pass=13), (0, 1), 9, 36, 36)
+"""13 batches of 4 of the 100 samples"""
+
+
+def test_ranks_that_draw_the_same_samples_although_a_sampler_divides_the_data() -> None:
+    job = {"same_samples": DIVIDED, "world_size": 2, "group_size": 2}
+    finding = only(observed(**job))
+    assert (finding.rule, finding.comes_first) == ("same-samples", True)
+    assert "torch.manual_seed(seed + dist.get_rank())" in finding.advice
+    cause = only(observed(**job, same_worker_seeds=loader()))
+    assert (cause.rule, cause.comes_first) == ("same-worker-seeds", True)
+    assert cause.title.startswith("Every rank trains on the same samples: the DataLoader workers of both ranks draw")
+
+
+def test_a_sampler_that_was_told_of_one_rank_divides_nothing() -> None:
+    told = replace(DIVIDED, loader=loader(sampler="DistributedSampler", batches_per_pass=25))
+    finding = only(observed(same_samples=told, world_size=2, group_size=2, same_worker_seeds=None))
+    assert "DistributedSampler(dataset" in finding.advice
 
 
 @pytest.mark.parametrize(

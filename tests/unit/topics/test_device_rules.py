@@ -70,6 +70,26 @@ def test_threads_that_were_not_seen_to_wait_come_after_gains(queued_threads: flo
     assert last.evidence == "on host a, this job has 4 cores, and its 2 ranks compute with 4 threads each"
 
 
+def test_ranks_that_are_bound_to_one_core() -> None:
+    hosts = (HostCores("a", 2, 2, 1.0, machine_cores=8),)
+    first, second = find_all(observed(hosts=hosts, device="cpu", data_ns=50 * MS))
+    assert (first.rule, second.rule) == ("ranks-share-cores", "idle-for-data")
+    assert first.title == "2 ranks share 1 core, although the host has more"
+    assert first.evidence.endswith("allows this job 1 core of 8")
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        pytest.param(HostCores("a", 4, 4, 2.0, machine_cores=2), id="the-host-has-no-more"),
+        pytest.param(HostCores("a", 2, 2, 2.0, machine_cores=8), id="each-has-its-own"),
+        pytest.param(HostCores("a", 4, 4, 2.0), id="not-recorded"),
+    ],
+)
+def test_ranks_that_have_what_there_is(host: HostCores) -> None:
+    assert find_all(observed(hosts=(host,), device="cpu")) == ()
+
+
 def test_a_broken_training_comes_before_threads_that_wait() -> None:
     apart = TrainedApart("Head", ("weight",), True, Drift(0, (0, 1), 13, 0.5, False, 0))
     hosts = (HostCores("a", 2, 8, 4.0),)

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 from tables import ddp_module, record
 
-from ddpprof.engine.finding import sparse_embeddings_change
+from ddpprof.engine.finding import Predicted, sparse_embeddings_change
 from ddpprof.engine.topic import View
 from ddpprof.model import DdpModule, OptimizerFacts, Parameter
 from ddpprof.topics.unused_parameters import as_all_ranks_use, dense_embedding_gradients
@@ -82,8 +82,11 @@ def of_job(ranks: int = 2, optimizer: str = "SGD", takes_sparse: bool = True, **
 def test_what_sparse_gradients_would_save(ranks: int) -> None:
     (found,) = dense_embedding_gradients([with_embedding(0.04)], of_job(ranks))
     sent = ranks / 2 * 0.04 * 10_000 * (64 * 4 + 8)  # each used row with its index, from the other ranks
-    saved = (2_560_000 - sent) / 3_200_000
-    assert found.gain_ns == round(saved * 100 * MS)
+    sent_ms = (2_560_000 - sent) / 3_200_000 * 100
+    memory_ms = 3 * (2_560_000 - sent) / 5e6
+    expected = [sent_ms + memory_ms / 2 - 1.25, sent_ms - 5, sent_ms + memory_ms]
+    assert found.predicted == Predicted(*(round(one * MS) for one in expected))
+    assert found.gain_ns == found.predicted.high_ns
     assert found.change == sparse_embeddings_change()
     assert found.numbers == {"embedding_bytes": 2_560_000, "saved_bytes": round(2_560_000 - sent)}
     assert "4.0% of the rows" in found.evidence

@@ -366,7 +366,10 @@ def test_wrong_training_is_no_fix_of_its_speed() -> None:
         "Correctness: Both ranks draw the same random numbers. No finding about the step time is beyond noise."
     )
     broken = replace(wrong, comes_first=True)
-    assert change_sentence(report(findings=(broken, SURE))) == "Correctness: Both ranks draw the same random numbers."
+    alone = change_sentence(report(findings=(SURE,)))
+    assert alone.startswith("First fix: ")
+    both = change_sentence(report(findings=(broken, SURE)))
+    assert both == f"Correctness: Both ranks draw the same random numbers. {alone}"
 
 
 def test_remarks_are_shown_in_full() -> None:
