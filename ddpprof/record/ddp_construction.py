@@ -178,7 +178,7 @@ class ModelComparison:
         """name of a process group → number of its modules so far"""
 
     def constructs(self, ddp: Any) -> None:
-        """Record which module DDP is about to construct."""
+        """Record which DDP module is about to be constructed."""
         self._ddp = weakref.ref(ddp)
 
     def before_comparing(self) -> None:

@@ -375,7 +375,7 @@ class RecordedModule:
         self._group_installed = on
 
     def _let_torch_sample(self, every: int) -> None:
-        """Make DDP measure its times in every `every`-th iteration. On an accelerator, this waits for the device."""
+        """Make DDP measure its times once in `every` iterations. On an accelerator, this waits for the device."""
         wanted = (every, id(self.ddp.reducer))  # `ddp_variants` replaces the reducer
         if wanted != self._samples_every:
             self.ddp._set_ddp_runtime_logging_sample_rate(every)

@@ -5,7 +5,7 @@ accelerator has computed the value. The accelerator is then idle until the host 
 these methods of `torch.Tensor`. Each wrapper calls the original, and records the line of the script and the duration of
 the call.
 
-`CodeSampler` looks at the training thread's Python stack every few milliseconds, in a helper thread. While the training
+`CodeSampler` samples the training thread's Python stack every few milliseconds, in a helper thread. While the training
 thread holds Python's global interpreter lock, the helper thread has to wait, so that the sample after a long call into
 C, such as ``tensor.tolist()``, may show the following line.
 """

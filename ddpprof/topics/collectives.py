@@ -78,7 +78,7 @@ def summarize_collectives(
 ) -> tuple[CollectiveSummary, ...]:
     """Summarize collectives, ordered by kind, process group and size.
 
-    `sizes`: rank → row → bytes, for rows whose size the trace lacks.
+    `sizes`: bytes by rank and row, for rows whose size the trace lacks.
     """
     if not ranks:
         return ()

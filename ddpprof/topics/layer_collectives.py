@@ -39,8 +39,8 @@ class LayerCalls:
     """Collectives called by layers in one step of one rank, or medians over steps."""
 
     layer: Annotated[str | None, Number("autograd function that calls most of the collectives; null if unknown")]
-    num_forward: Annotated[int, Number("number of collectives in the forward")]
-    num_backward: Annotated[int, Number("number of collectives in the backward")]
+    num_forward: Annotated[int, Number("number of collectives in the forward pass")]
+    num_backward: Annotated[int, Number("number of collectives in the backward pass")]
     time_ns: Annotated[
         int, Number("time during which at least one of these collectives runs, including waiting for other ranks")
     ]
@@ -120,7 +120,7 @@ def layer_collectives(calls: LayerCalls, view: View) -> Iterator[Finding]:
         return
     number = calls.num_forward + calls.num_backward
     is_sync_batch_norm = calls.layer == _SYNC_BATCH_NORM
-    where = f"{calls.num_forward} in the forward and {calls.num_backward} in the backward"
+    where = f"{calls.num_forward} in the forward pass and {calls.num_backward} in the backward pass"
     who = f"{calls.layer} calls" if calls.layer is not None else "The model's layers call"
     yield Finding(
         "layer-collectives",

@@ -243,7 +243,7 @@ _PARTS = {
     "forward": "the forward or the loss",
     "backward": "the backward pass",
     "optimizer": "the optimizer's step",
-    "other": "code outside the forward, backward and optimizer",
+    "other": "code outside forward, backward and optimizer",
 }
 _CHECKPOINTING = "torch.utils.checkpoint recomputes activations in the backward pass instead of keeping them"
 _TO_LOWER_PEAK = {
@@ -262,11 +262,12 @@ def memory_imbalance(ranks: Sequence[RankMemory], _view: View) -> Iterator[Findi
     for holder, usual in outliers[:1]:
         on_device = holder.device is not None
         what = f"GPU {holder.device}" if on_device else f"Rank {holder.ranks[0]}"
+        others = "GPUs" if on_device else "ranks"
         yield Finding(
             "memory-imbalance",
-            f"{what} holds {_gb(holder.num_bytes - usual)} more memory than the others",
-            f"{_gb(holder.num_bytes)}{' of the GPU' if on_device else ' of the host'}'s memory; the others hold "
-            f"{_gb(usual)} (median); {ranks_in_words(holder.ranks)} on {holder.host}",
+            f"{what} holds {_gb(holder.num_bytes - usual)} more memory than the other {others}",
+            f"{_gb(holder.num_bytes)}{' of the GPU' if on_device else ' of the host'}'s memory; the median of the other "
+            f"{others} is {_gb(usual)}; {ranks_in_words(holder.ranks)} on {holder.host}",
             _advice(holder),
             None,
             numbers=only_known(num_bytes=holder.num_bytes, usual_bytes=round(usual)),

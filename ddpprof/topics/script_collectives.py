@@ -346,7 +346,7 @@ def metrics_every_step(outside: Sequence[OutsideCalls], view: View) -> Iterator[
     what = "1 collective" if number == 1 else f"{number} collectives"
     yield Finding(
         "metrics-every-step",
-        f"{what} per step outside DDP" if unsized else f"{what} with only a few numbers in every step",
+        f"{what} per step outside DDP" if unsized else f"{what} per step send{'s' if number == 1 else ''} only a few numbers",
         _said(calls)
         + ("; the trace lacks their sizes (use --record-shapes)" if unsized else "")
         + "; in each of them, every rank waits for the last rank",

@@ -138,7 +138,7 @@ def static_graph(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
         if searches(module) and module.unused and module.graph_is_static:
             yield Finding(
                 "static-graph",
-                "The set of unused parameters never changes, yet every step searches for it",
+                "The set of unused parameters never changes, yet DDP searches for it in every step",
                 f"torch reports a static graph; the search takes {in_ms(view.unused_search_ns)} per step",
                 f"{ddp_argument(view.framework, 'static_graph=True')} instead of find_unused_parameters=True, if the "
                 "graph is the same for the whole training.",

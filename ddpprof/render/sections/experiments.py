@@ -406,7 +406,7 @@ def _tuned_verdict(report: TuneReport) -> Iterable[Section]:
 
 
 def _nothing(report: TuneReport) -> str:
-    """Return a sentence for a tuning that found nothing faster: whether a setting may be faster, and what to do."""
+    """Return a sentence for a `tune` run that found no faster setting: whether there may be one, and what to do."""
     known = [one for one in report.tried if one.ratio is not None and one.fate is Fate.TRIED]
     now = f"the unchanged job ({in_ms(report.now.step_ns)} per step)"
     if not known:

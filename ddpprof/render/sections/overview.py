@@ -95,9 +95,10 @@ def first_words(finding: Finding) -> str:
 
 
 def sentence_after(report: Report, finding: Finding) -> str:
-    """Return the sentence that follows the title of the first finding: its gain, if the finding has a gain.
+    """Return the sentence that follows the title of the first finding; empty if there is nothing to add.
 
-    If it has none, return a sentence on a finding about time for which this run is too short, or an empty string.
+    The sentence states the gain of the finding. If the gain is unknown, the sentence names another finding for which
+    this run is too short, or says that no finding about the step time is beyond noise.
     """
     if finding.expected_ns is None:
         has_gains = any(one.expected_ns is not None and not one.is_noise for one in report.findings)
@@ -266,7 +267,7 @@ def _expected(finding: Finding) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number of the verdict, with its unit."""
+    """A number in the verdict, with its unit."""
 
     what: str
     value: str

@@ -97,7 +97,10 @@ def _of_training_steps(rank: Rank) -> RankCollectives | None:
 
 
 def _message_bytes(rank: Rank, modules: Sequence[DdpModule]) -> dict[int, int]:
-    """Return row → bytes of the gradient all-reduces, from the record. Gloo's spans may have no size in the trace."""
+    """Return the bytes of the gradient all-reduces by row, from the record.
+
+    Gloo's spans may have no size in the trace.
+    """
     if rank.trace is None or rank.record is None:
         return {}
     kept = ~np.isin(rank.trace.collectives.step, rank.baseline_step_indices)
@@ -144,7 +147,7 @@ def across_ranks(
 ) -> tuple[AcrossRanks, tuple[str, ...]]:
     """Return the measures of all ranks together, and descriptions of collectives that do not match.
 
-    `progress`: rank → its steps, for the ranks that average their gradients with each other. `with_record`: the ranks
+    `progress`: steps by rank, for the ranks that average their gradients with each other. `with_record`: the ranks
     among them that have a record.
     """
     known = [trace.collectives for trace in traced.values()]
@@ -204,8 +207,8 @@ def straggler_table(across: AcrossRanks) -> Iterable[Section]:
         },
         words=("in",),
         note=notes(
-            "late: extra time per step, without waits for other ranks; chance: probability that the difference is "
-            "random",
+            "late: extra time per step, without waits for other ranks; chance: probability that the delay is "
+            "due to chance",
             cut_off(len(stragglers.stragglers)),
         ),
     )

@@ -109,11 +109,11 @@ def _gradient_rows(trace: Trace, step: int) -> NDArray[np.int64]:
 
 
 def _arrivals(trace: Trace, gradients: Mapping[int, NDArray[np.int64]]) -> dict[int, int]:
-    """Return step → time at which the last gradient collective is launched and its input is computed.
+    """Return, by step, the time at which the last gradient collective is launched and its input is computed.
 
     The collective itself may start later if it queues behind other collectives. Collectives that a comm hook launches
-    after the backward pass do not count, because they wait for other ranks. `gradients`: step → rows of its gradient
-    collectives.
+    after the backward pass do not count, because they wait for other ranks. `gradients`: rows of the gradient
+    collectives, by step.
     """
     comm, marks = trace.collectives, trace.host_spans
     backward = np.flatnonzero(marks.mark == Mark.BACKWARD)
@@ -328,7 +328,10 @@ def measure_arrivals(
 def summarize_waiting(
     matched: MatchedCollectives, arrivals: Arrivals, exposed: Mapping[int, Spans] | None = None
 ) -> tuple[RankWaiting, ...]:
-    """Summarize every rank with a matched collective. `exposed`: rank → exposed communication, on its own clock."""
+    """Summarize every rank with a matched collective.
+
+    `exposed`: exposed communication by rank, on the rank's own clock.
+    """
     found = []
     for column, rank in enumerate(arrivals.ranks):
         mine = np.flatnonzero(arrivals.waiting_ns[:, column] != UNKNOWN)

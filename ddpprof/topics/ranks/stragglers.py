@@ -88,7 +88,7 @@ class Stragglers:
 
 
 def find_stragglers(progress: Mapping[int, Sequence[StepProgress]]) -> Stragglers | None:
-    """Find stragglers. `progress`: rank → its steps. Returns ``None`` for fewer than two ranks or common steps."""
+    """Find stragglers. `progress`: steps by rank. Returns ``None`` for fewer than two ranks or common steps."""
     table = _CommonSteps(progress)
     if len(table.ranks) < 2 or len(table.steps) < _FEWEST:
         return None
@@ -244,7 +244,10 @@ def find_late_gradients(
 
 
 def _delays(modules: Sequence[DdpModule], steps: Sequence[RecordedStep]) -> dict[tuple[int, tuple[int, int]], _Floats]:
-    """Return (module, (step, position of the pass)) → delay of each parameter's gradient; NaN for missing gradients."""
+    """Return the delay of each parameter's gradient; NaN for missing gradients.
+
+    Keys are module, (step, pass position).
+    """
     found = {}
     for step in steps:
         for place, one in enumerate(step.passes):

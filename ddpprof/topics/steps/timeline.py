@@ -225,7 +225,7 @@ def draw_timeline(
     buckets: Mapping[int, Sequence[BucketStep]],
     steps: Container[int] | None = None,
 ) -> Timeline:
-    """Return the timeline of the measured steps, or only of `steps` (numbers). `buckets`: rank → its buckets."""
+    """Return the timeline of the measured steps, or only of `steps` (numbers). `buckets`: buckets by rank."""
     across = report[ACROSS]
     clock = across.clock if across is not None else None
     sizes = {(row.module, row.index): row.num_bytes for row in report[BUCKETS] or ()}
