@@ -363,7 +363,7 @@ class Captures:
             yield CaptureAnswer(armed=True)
 
     def _follow(self, board: Board, number: int) -> Iterator[CaptureAnswer]:
-        """Yield an answer when the capture begins, and another when all ranks have written their files."""
+        """Yield an answer when the capture begins, and another answer when all ranks have written their files."""
         world_size = self._job.world_size
         deadline = time.monotonic() + 2 * _ANSWER_S
         while (posted := board.read(f"start-{number}")) is None and time.monotonic() < deadline:

@@ -89,7 +89,7 @@ def count_graphs() -> None:
 
 
 def compilation(order: CompileOrder | None) -> Compilation | None:
-    """Return how a module with this `order` is compiled; ``None`` if nothing has been compiled."""
+    """Return a description of how a module with this `order` is compiled; ``None`` if nothing has been compiled."""
     mode = _optimize_ddp()
     if order is None or mode is None or not has_compiled():
         return None

@@ -270,7 +270,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 
 @cache
 def of_main_script() -> tuple[CollectiveOfSomeRanks, ...]:
-    """Return the collectives that the running script calls on only some ranks; empty if it cannot be parsed."""
+    """Return the collectives that the running script calls on only some ranks; empty if the script cannot be parsed."""
     try:
         path = Path(str(sys.modules["__main__"].__file__))
         if not path.is_file() or path.stat().st_size > _MOST_BYTES:
@@ -323,7 +323,7 @@ def _own_nodes(body: Sequence[ast.stmt]) -> Iterator[ast.AST]:
 
 
 def _names_of_distributed(script: ast.Module) -> dict[str, str]:
-    """Map each imported name to its function in ``torch.distributed``, or to ``""`` if it is that module itself."""
+    """Map each imported name to its function in ``torch.distributed``, or to ``""`` if it names the module itself."""
     names = {"torch.distributed": ""}
     for node in ast.walk(script):
         if isinstance(node, ast.Import):

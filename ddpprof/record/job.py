@@ -232,7 +232,7 @@ class Agreement:
         return True
 
     def lead(self, rank: int) -> bool:
-        """Try to become the leading rank. Return False if another rank already leads."""
+        """Try to become the leading rank. Return False if there is already a leading rank."""
         return bool(self.store.compare_set("leader", "", str(rank)).decode() == str(rank))
 
     def offer(self, out: str | None, run_id: str, problem: str | None) -> None:

@@ -130,7 +130,8 @@ def _is_on_host(tensor: torch.Tensor) -> bool:
 def _of_user(frame: FrameType | None) -> tuple[Frame | None, str]:
     """Return the innermost frame of the user's code, starting at `frame`, and the file of the library that it calls.
 
-    The frame is ``None`` if there is none. The file is empty if it calls no library, apart from ddpprof's wrappers.
+    The frame is ``None`` if there is none. The file is empty if the frame calls no library, apart from ddpprof's
+    wrappers.
     """
     called = ""
     while frame is not None:

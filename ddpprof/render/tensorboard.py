@@ -1,4 +1,4 @@
-"""Write a report as TensorBoard events: one TensorBoard run per rank, with the same tags, and one for all ranks."""
+"""Write a report as TensorBoard events: one TensorBoard run per rank, with the same tags, and one run for all ranks."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def one_line(overview: Overview) -> str:
 
 
 def _loss_lines(overview: Overview) -> list[str]:
-    """Return a line on when and where the loss became NaN or infinite, if it did."""
+    """Return a line that says when and where the loss became NaN or infinite, if it did."""
     found = nonfinite_finding({one.rank: one.nonfinite for one in overview.ranks}, is_over=overview.is_over)
     return [] if found is None else [found.title]
 

@@ -242,7 +242,7 @@ def _usual_number(passes: Sequence[ObservedStep], steps: Collection[int]) -> int
 
 
 def _taking_as_much(target: Network | None, profile: Profile) -> Network | None:
-    """Return `target`. If it lacks the CPU time that communication takes from computation, use the run's.
+    """Return `target`, with the time that communication takes from computation in this run if `target` lacks it.
 
     This time depends little on the link.
     """

@@ -1,4 +1,4 @@
-"""Detect gradient accumulation that all-reduces in every backward pass instead of only in the last one.
+"""Detect gradient accumulation that all-reduces in every backward pass instead of only in the last pass.
 
     A module accumulates gradients if two of its synchronized backward passes have no optimizer step between them, and
     the second pass adds to the gradients of the first. Only the all-reduce of the last pass is needed.

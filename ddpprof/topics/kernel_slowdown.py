@@ -254,7 +254,7 @@ def _holds_hooks(trace: Trace, runs: KernelRuns) -> NDArray[np.bool_]:
 
 
 def _same_work(trace: Trace, runs: KernelRuns) -> NDArray[np.int64]:
-    """Return an identifier for each run that is equal for runs of the same work."""
+    """Return an identifier for each run. Runs of the same work have equal identifiers."""
     by_place = np.array([kernel.input_shapes is None and kernel.position is None for kernel in trace.kernels], np.bool_)
     key = runs.step.astype(np.int64) * len(by_place) + runs.kernel
     order = np.argsort(key, kind="stable").astype(np.int32)  # in order of launch within a step

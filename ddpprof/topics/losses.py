@@ -30,7 +30,7 @@ def nonfinite_finding(
     is_over: bool = True,
     learning_rates: Mapping[int, float | None] | None = None,
 ) -> Finding | None:
-    """Return the finding on NaN or infinite losses; ``None`` if there were none.
+    """Return the finding about NaN or infinite losses; ``None`` if there were none.
 
     `ranks`: the steps with such a loss, by rank. `is_over`: whether the run has ended. `learning_rates`: the learning
     rate that a rank reported just after its first such step, by rank.

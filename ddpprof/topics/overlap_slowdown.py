@@ -29,7 +29,7 @@ class SlowedKernel:
 
     kernel: Kernel
     ratio: Annotated[
-        float | None, Number("its duration during communication divided by its duration without communication; null if unknown")
+        float | None, Number("duration during communication divided by duration without communication; null if unknown")
     ]
     num_covered: int
     num_alone: int

@@ -65,7 +65,7 @@ class RankCode:
 
 
 def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
-    """Measure the steps with these indices; ``None`` if no samples were recorded in them."""
+    """Measure the steps with these indices; return ``None`` if no samples were recorded in them."""
     trace, samples = rank.trace, rank.record.code_samples if rank.record is not None else None
     if trace is None or trace.epoch_ns is None or samples is None:
         return None

@@ -76,7 +76,7 @@ def whole_run_line(run: WholeRun | None) -> Iterator[Section]:
 
 
 def hang_line(report: ReportView) -> Iterator[Section]:
-    """Yield a line on where and why the job hung, for the first screen."""
+    """Yield a line that says where and why the job hung, for the first screen."""
     run = report[WHOLE_RUN]
     if run is None or run.hang is None:
         return
@@ -102,7 +102,7 @@ def _at_first_and_last(run: WholeRun) -> str:
 
 
 def _growth(run: WholeRun) -> list[str]:
-    """Return a phrase on the largest memory growth of a process, without ddpprof's own use, if it is considerable."""
+    """Return a phrase about the largest memory growth of a process, without ddpprof's own use; empty if it is small."""
     grown = [
         (one.memory_growth_bytes, one.first_memory_bytes)
         for one in run.ranks
@@ -134,7 +134,7 @@ def whole_run_tables(run: WholeRun, report: ReportView) -> Iterable[Section]:
 
 
 def _events(run: WholeRun) -> Iterator[Section]:
-    """Yield lines on slowdowns, pauses and captures."""
+    """Yield lines about slowdowns, pauses and captures."""
     largest = sorted(run.slowdowns, key=lambda one: _took_ns(one, run), reverse=True)[:_MOST_SLOWDOWNS]
     for one in sorted(largest, key=lambda one: one.first_step):
         yield Line(f"Slowdown: {slowdown_sentence(one, len(run.ranks))}.", is_warning=True)
@@ -275,7 +275,7 @@ _PAUSES = {
 
 
 def slowdown_sentence(slowdown: StepSlowdown, world_size: int) -> str:
-    """Return a sentence on a slowdown, with times of day in the local time zone."""
+    """Return a sentence about a slowdown, with times of day in the local time zone."""
     return f"{_when(slowdown)} {_how_much(slowdown)}: {_why(slowdown, world_size)}"
 
 
@@ -331,7 +331,7 @@ def _why(slowdown: StepSlowdown, world_size: int) -> str:
 
 
 def pause_sentence(pause: Pause) -> str:
-    """Return a clause on how long pauses of one kind took."""
+    """Return a clause that says how long pauses of one kind took."""
     steps = "step" if pause.num_steps == 1 else "steps"
     took_s = pause.extra_ns / _NS_PER_S
     if pause.kind is PauseKind.RECORDING:
@@ -373,7 +373,7 @@ def _title(pause: Pause) -> str:
 
 
 def _shorter(pause: Pause, change: Change | None, view: View) -> str:
-    """Return advice on making these steps shorter, or their number smaller."""
+    """Return advice on making these steps shorter or less frequent."""
     if change is not None:
         return f"Keep the DataLoader's workers between epochs: {change.code}."
     if pause.kind is not PauseKind.UNKNOWN:
@@ -403,7 +403,7 @@ _TITLES = {
 }
 _LESS_OFTEN = {
     PauseKind.EVALUATION: "Evaluate less often, or let every rank evaluate a part of the data, so that no rank waits.",
-    PauseKind.EPOCH: "Start fewer epochs, for example by repeating the dataset within an epoch.",
+    PauseKind.EPOCH: "Use fewer and longer epochs, for example by repeating the dataset within an epoch.",
     PauseKind.SAVE: "Save less often, or in the background, for example with torch.distributed.checkpoint.async_save.",
 }
 

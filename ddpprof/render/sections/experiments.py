@@ -179,7 +179,7 @@ _PERFECT = 1.005
 
 
 def _is_it_normal(point: ScalePoint) -> str:
-    """Return sentences on the speed-up with a number of processes, and on the maximum that the link allows."""
+    """Return sentences about the speed-up with a number of processes, and the maximum speed-up that the link allows."""
     gained = f"{point.nproc} processes train {point.speedup.ratio:.2f} times as fast as one process without DDP"
     most = point.most_speedup
     if most is None or point.transfer_ns is None:
@@ -511,7 +511,7 @@ def _part(fraction: float | None) -> str:
 
 
 def trying_sections(report: TryReport) -> Iterable[Section]:
-    """Return sections on the time that each change saved, and the code of the changes that help."""
+    """Return sections with the time that each change saved, and the code of the changes that help."""
     takes = (
         "On average, a step of the unchanged job takes" if report.uses_means else "A step of the unchanged job takes"
     )

@@ -1,4 +1,4 @@
-"""Sections on the verdict and the findings of a report, and the first screen."""
+"""Sections with the verdict and the findings of a report, and the first screen."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def sentence_after(report: Report, finding: Finding) -> str:
 
 
 def change_nothing(report: Report) -> str:
-    """Return a sentence on why there is nothing to change; empty if the job failed."""
+    """Return a sentence that says why there is nothing to change; empty if the job failed."""
     if report.failure is not None:
         return ""
     for number, finding in enumerate(report.findings, 1):
@@ -140,7 +140,7 @@ def change_nothing(report: Report) -> str:
 
 
 def _undecided(report: Report) -> str:
-    """Return a sentence on a finding for which this run is too short; empty if there is none."""
+    """Return a sentence about a finding for which this run is too short; empty if there is none."""
     undecided = next((one for one in report.findings if one.longer_recording is not None), None)
     if undecided is None:
         return ""
@@ -164,7 +164,7 @@ def _text(number: int, finding: Finding) -> FindingText:
 
 
 def _otherwise(report: Report) -> str:
-    """Return why there are no findings beyond noise."""
+    """Return a sentence that says why there are no findings beyond noise."""
     if report.failure is not None:
         return _FAILED
     if file_of(report) is None and not report.job.modules:
@@ -290,7 +290,7 @@ def verdict(report: Report) -> StepVerdict:
 
 
 def verdict_of_steps(report: Report) -> StepVerdict:
-    """Return the verdict without the sentence on how the job failed."""
+    """Return the verdict without the sentence that says how the job failed."""
     steps = [step for rank in report.ranks_together for step in report.averaged(rank)]
     if not steps:
         return _of_light_steps(report)
@@ -343,7 +343,7 @@ _WORTH_NAMING = 0.05
 
 
 def _left_out(report: Report, num_usual: int) -> str:
-    """Return a sentence on the steps that the numbers exclude, if there are several or if they take most of the time.
+    """Return a sentence about the excluded steps, if there are several or if they take most of the time.
 
     A single long step may be due to the machine.
     """
@@ -442,7 +442,7 @@ def _verdict(report: Report) -> Iterator[Section]:
 
 
 def _step(report: Report, timeline: Timeline | None) -> Iterable[Section]:
-    """Return the lanes of the typical step or, if no step was profiled, bars and sections on the step time."""
+    """Return the lanes of the typical step or, if no step was profiled, bars and sections about the step time."""
     return typical_lanes(timeline, report) or (*_bars(report), *sections_of_topics(report, "step"))
 
 

@@ -162,7 +162,7 @@ def _first_gradient_ns(buckets: Sequence[BucketRow]) -> int:
 
 
 def _what_trails(buckets: Sequence[BucketRow], trailing_ns: int) -> BucketRow:
-    """Return the bucket that causes most trailing communication: the last one, or the one with most of the bytes."""
+    """Return the bucket that causes most trailing communication: the last bucket, or one with most of the bytes."""
     large, last = max(buckets, key=bytes_of), buckets[-1]
     if bytes_of(large) < _NEARLY_ALL * _total_bytes(buckets):
         return last

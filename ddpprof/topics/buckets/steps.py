@@ -1,4 +1,4 @@
-"""Measure when each gradient bucket is ready, launched, started and finished, and which gradient is its last.
+"""Measure when each gradient bucket is ready, launched, started and finished, and which of its gradients is ready last.
 
     ready     the bucket's last gradient is accumulated (torch's `get_backward_stats`)
     launched  the reducer passes the bucket's all-reduce to the backend, in index order
@@ -197,7 +197,10 @@ def gradient_all_reduces(trace: Trace) -> NDArray[np.int64]:
 
 
 def all_reduces_of_backward(trace: Trace, step: int | None = None) -> NDArray[np.int64]:
-    """Return the rows of all-reduces launched by backward passes, in launch order. `step`: only those of this step."""
+    """Return the rows of all-reduces launched by backward passes, in launch order.
+
+    `step`: return only rows of this step.
+    """
     comm = trace.collectives
     is_known = comm.launched_ns != UNKNOWN
     chosen = (comm.kind == CollectiveKind.ALL_REDUCE) & (comm.phase == Phase.BACKWARD)
@@ -278,7 +281,10 @@ class BucketRow:
 def summarize_buckets(
     modules: Sequence[DdpModule], ranks: Mapping[int, Sequence[BucketStep]], one_clock: bool
 ) -> tuple[BucketRow, ...]:
-    """Summarize all buckets. `ranks`: the buckets in each step, by rank. `one_clock`: all ranks run on one host."""
+    """Summarize all buckets.
+
+    `ranks`: the buckets in each step, by rank. `one_clock`: whether all ranks run on one host.
+    """
     keys = sorted({(row.module, row.index) for rows in ranks.values() for row in rows})
     return tuple(_summarize(modules[key[0]], key, ranks, one_clock) for key in keys)
 

@@ -73,7 +73,7 @@ class TracedCollectives:
 
 @dataclass(frozen=True, slots=True)
 class RankContribution:
-    """The data of one rank that measures across ranks need."""
+    """Data of one rank that is needed to compare ranks."""
 
     progress: tuple[StepProgress, ...]
     traced: TracedCollectives | None
@@ -216,7 +216,7 @@ def straggler_table(across: AcrossRanks) -> Iterable[Section]:
 
 
 def _yet_last(waiting: Sequence[RankWaiting]) -> str:
-    """Return a clause on a rank that arrives last in most collectives, although no rank is significantly slower."""
+    """Return a clause about a rank that arrives last in most collectives, although no rank is significantly slower."""
     last = max((one for one in waiting if one.num_last is not None), key=lambda one: one.num_last or 0, default=None)
     if last is None or not last.num_last or last.num_last <= _MOSTLY * last.num_collectives:
         return ""

@@ -5,8 +5,8 @@
 A rank is a straggler if its lateness is significant (p < 0.01) and more than 1 % of the step. There are two tests: a
 binomial test of the number of steps in which the rank was last, with probability 1 / ranks, and Student's t-test of its
 own time against the mean of the other ranks (with the median, noise with a long tail would appear as lateness). Both
-are applied to all steps and, if the rank became late during the recording, to the steps since then. The p-value is the
-smallest of them times the number of tests.
+are applied to all steps and, if the rank became late during the recording, to the steps since then. The reported
+p-value is the smallest p-value of these tests times the number of tests.
 
 Own times are durations on each rank's own clock, so clock offsets do not matter.
 """

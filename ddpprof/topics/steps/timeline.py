@@ -149,7 +149,10 @@ class RankTimeline:
 
 class StepsToDraw(Sequence[StepTimeline]):
     def __init__(self, draw: Callable[[int], StepTimeline], indices: Sequence[int]) -> None:
-        """`draw`: function from a step's index to its timeline. `indices`: indices of the steps."""
+        """Create a drawing.
+
+        `draw`: returns the timeline of the step with the given index. `indices`: indices of the steps.
+        """
         self._draw = draw
         self._indices = indices
 

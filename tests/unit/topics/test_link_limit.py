@@ -330,7 +330,10 @@ def bench(*links: LinkFacts, speed: int | None = None) -> NetBench:
 
 
 def test_what_netbench_reached() -> None:
-    said = "16 MiB reached 0.839 GB/s of bus bandwidth, 67% of 10 Gbit/s (eth0). TCP overhead takes about 4% of a link's bandwidth."
+    said = (
+        "16 MiB reached 0.839 GB/s of bus bandwidth, 67% of 10 Gbit/s (eth0). "
+        "TCP overhead takes about 4% of a link's bandwidth."
+    )
     assert reached_by_netbench(bench(SOCKETS, SOCKETS)) == said
     assert reached_by_netbench(bench(LOOPBACK, LOOPBACK)) is None
     assert reached_by_netbench(bench()) is None
