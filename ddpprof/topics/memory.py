@@ -318,7 +318,7 @@ def _rows(rank: RankMemory) -> Iterable[tuple[str, ...]]:
     reached = clean(rank.peak_in or ABSENT)
     yield (str(rank.rank), "process", _mb(rank.steady_rss_bytes), _mb(rank.peak_rss_bytes), reached, ABSENT)
     for use in rank.devices:
-        where = clean(f"GPU {use.index}{'' if use.is_own else ', not its own'}")
+        where = clean(f"GPU {use.index}{'' if use.is_own else ', memory only'}")
         reached = clean(use.peak_in or ABSENT)
         yield (str(rank.rank), where, _mb(use.steady_bytes), _mb(use.peak_bytes), reached, _mb(use.reserved_bytes))
 

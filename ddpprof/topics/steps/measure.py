@@ -210,9 +210,9 @@ def _last_end(trace: Trace, number: int, mark: Mark, origin_ns: int, at_least: i
 class RecordingCost:
     """Recording overhead of one rank. Step times are medians in ns, or ``None`` if there are no such steps."""
 
-    off_ns: Annotated[int | None, Number("median step with recording off")]
-    light_ns: Annotated[int | None, Number("median step with light recording")]
-    profiled_ns: Annotated[int | None, Number("median step under the profiler")]
+    off_ns: Annotated[int | None, Number("median step time with recording off")]
+    light_ns: Annotated[int | None, Number("median step time with light recording")]
+    profiled_ns: Annotated[int | None, Number("median step time under the profiler")]
     light_ratio: Annotated[
         float | None,
         Number("duration of a light step divided by the duration of the adjacent unrecorded step, median over pairs"),
