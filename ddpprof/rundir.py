@@ -133,7 +133,10 @@ def losses_file(rank: int) -> str:
 
 
 def write_last_step(file: int, num_steps: int, ended_ns: int) -> None:
-    """Write the number of finished steps, and when the last one ended, to an open file. Raises ``OSError``."""
+    """Write the number of finished steps, and the time when the last step ended, to an open file.
+
+    Raises ``OSError``.
+    """
     os.pwrite(file, struct.pack(LAST_STEP, num_steps, ended_ns), 0)
 
 

@@ -50,7 +50,7 @@ class Board(Protocol):
         """Post a note. Raises ``OSError`` or ``RuntimeError``."""
 
     def read(self, note: str) -> str | None:
-        """Return the text of a note; ``None`` if it has not been posted. Raises the errors of `post`."""
+        """Return the text of a note; ``None`` if it has not been posted. Raises the same errors as `post`."""
 
     def sign(self, list_name: str) -> None:
         """Add this rank to the list `list_name`, unless it is already on the list. Raises the same errors as `post`."""
@@ -122,7 +122,7 @@ class Neighbours:
     def board(self) -> Board | None:
         """Return the job's board; ``None`` until all ranks have announced their machine or 10 s have passed.
 
-        Raises the errors of `Board.post`.
+        Raises the same errors as `Board.post`.
         """
         if self._num_here < self._world_size:
             self._num_here = self._store.add(self._key, 0)
@@ -356,14 +356,14 @@ class Captures:
     def _await_slow_down(self, factor: float) -> Iterator[CaptureAnswer]:
         """Wait until steps take `factor` times as long as usual.
 
-        Yields an answer every second; sending it fails once the client has disconnected.
+        Yields an answer every second, so that the caller notices when the client has disconnected.
         """
         while not is_slower(read_head(self._directory, self._job.rank, _KEPT_STEPS).steps.length_ns, factor):
             time.sleep(1.0)
             yield CaptureAnswer(armed=True)
 
     def _follow(self, board: Board, number: int) -> Iterator[CaptureAnswer]:
-        """Yield an answer when the capture begins, and another when all ranks have written their files."""
+        """Yield an answer when the capture begins, and another answer when all ranks have written their files."""
         world_size = self._job.world_size
         deadline = time.monotonic() + 2 * _ANSWER_S
         while (posted := board.read(f"start-{number}")) is None and time.monotonic() < deadline:

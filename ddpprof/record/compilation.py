@@ -1,4 +1,4 @@
-"""Detect how the script compiles its DDP module with torch.compile. Trials can compile it in another way.
+"""Detect how the script compiles its DDP module with torch.compile. In trials, compile it in a different way.
 
 torch.compile splits a model into one graph per bucket (`DDPOptimizer`) only if it compiles the model during DDP's
 forward, and ``torch._dynamo.config.optimize_ddp`` is ``ddp_optimizer``.
@@ -89,7 +89,7 @@ def count_graphs() -> None:
 
 
 def compilation(order: CompileOrder | None) -> Compilation | None:
-    """Return how a module with this `order` is compiled; ``None`` if nothing has been compiled."""
+    """Return a description of how a module with this `order` is compiled; ``None`` if nothing has been compiled."""
     mode = _optimize_ddp()
     if order is None or mode is None or not has_compiled():
         return None
@@ -141,7 +141,7 @@ def _constructor(original: Callable[..., None], settings: Settings) -> Callable[
 
 
 def _uncompiled(module: Any) -> tuple[Any, Callable[[Any], None]]:
-    """Return the module without its compilation, and a function that compiles another module in the same way."""
+    """Return the uncompiled module, and a function that compiles another module in the same way."""
     if not _is_optimized_module(module):
         args, kwargs = getattr(module, _COMPILED_WITH)
         module._compiled_call_impl = None

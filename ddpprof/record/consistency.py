@@ -5,8 +5,8 @@ gradients change them. To check this, ddpprof reads some parameter values twice 
 CPU, so that training does not wait for an accelerator.
 
 DDP averages gradients only in a backward pass that follows its own forward. The DDP module's forward never runs if a
-script computes its losses from ``model.module``. A script may also pass parameters to an optimizer that belong to no
-DDP module. In both cases, the parameters are checked twice for changes, and some of their values are kept to compare
+script computes its losses from ``model.module``. A script may also have an optimizer update parameters that belong to
+no DDP module. In both cases, the parameters are checked twice for changes, and some of their values are kept to compare
 ranks. Parameters outside any DDP module are first checked before their optimizer's first step, because the ranks'
 values differ after that step.
 
@@ -100,7 +100,10 @@ def values_of(parameters: Sequence[torch.Tensor]) -> tuple[float, ...]:
 
 
 def _can_be_read(parameter: torch.Tensor) -> bool:
-    """Return True if the parameter is an ordinary dense floating-point tensor, not a sharded one, for example."""
+    """Return True if the parameter is an ordinary dense floating-point tensor.
+
+    Sharded tensors, for example, are not.
+    """
     plain = type(parameter) in (torch.Tensor, torch.nn.Parameter) and type(parameter.data) is torch.Tensor
     is_dense = parameter.layout == torch.strided and parameter.is_contiguous()
     return plain and is_dense and parameter.is_floating_point() and not parameter.is_meta
@@ -223,7 +226,7 @@ class Unaveraged(Listener):
 
 
 def _trained_by(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.Tensor]:
-    """Return the parameters of the optimizers that require gradients, without duplicates."""
+    """Return the optimizers' parameters that require gradients, without duplicates."""
     groups = (group["params"] for one in optimizers for group in one.param_groups)
     return list({id(one): one for group in groups for one in group if one.requires_grad}.values())
 
@@ -244,7 +247,7 @@ def _named_by_module(parameters: Sequence[torch.Tensor]) -> dict[str, dict[str, 
 
 
 def _own_parameters(module: nn.Module, wanted: Mapping[int, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the wanted parameters of a module, by name; empty if the module is not fully constructed."""
+    """Return the module's parameters that are in `wanted`, by name; empty if the module is not fully constructed."""
     with suppress(Exception):
         return {name: one for name, one in module.named_parameters() if id(one) in wanted}
     return {}
@@ -267,7 +270,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 
 @cache
 def of_main_script() -> tuple[CollectiveOfSomeRanks, ...]:
-    """Return the collectives that the running script calls on only some ranks; empty if it cannot be parsed."""
+    """Return the collectives that the running script calls on only some ranks; empty if the script cannot be parsed."""
     try:
         path = Path(str(sys.modules["__main__"].__file__))
         if not path.is_file() or path.stat().st_size > _MOST_BYTES:
@@ -320,7 +323,7 @@ def _own_nodes(body: Sequence[ast.stmt]) -> Iterator[ast.AST]:
 
 
 def _names_of_distributed(script: ast.Module) -> dict[str, str]:
-    """Map each imported name to its function in ``torch.distributed``, or to ``""`` if it is that module itself."""
+    """Map each imported name to its function in ``torch.distributed``, or to ``""`` if it names the module itself."""
     names = {"torch.distributed": ""}
     for node in ast.walk(script):
         if isinstance(node, ast.Import):

@@ -2,7 +2,7 @@
 
 A batch counts as training data if a DDP forward with gradients runs before the loader yields its next batch. After an
 evaluation batch, either the loader is exhausted or a forward without gradients runs first. If a wrapper prefetches one
-batch, this is merely shifted by one batch.
+batch, the result of this test applies to the following batch.
 """
 
 from __future__ import annotations

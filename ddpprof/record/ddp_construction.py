@@ -178,7 +178,7 @@ class ModelComparison:
         """name of a process group → number of its modules so far"""
 
     def constructs(self, ddp: Any) -> None:
-        """Record which module DDP is about to construct."""
+        """Record which DDP module is about to be constructed."""
         self._ddp = weakref.ref(ddp)
 
     def before_comparing(self) -> None:
@@ -409,7 +409,7 @@ def _constructor(original: Callable[..., None], settings: Settings) -> Callable[
 
 
 def _fix_threads(torch: Any, number: int) -> None:
-    """Make the script's own calls of `torch.set_num_threads`, which override OMP_NUM_THREADS, set `number` threads."""
+    """Make `torch.set_num_threads` set `number` threads when the script calls it, which overrides OMP_NUM_THREADS."""
     set_num_threads = torch.set_num_threads
 
     @functools.wraps(set_num_threads)

@@ -380,7 +380,7 @@ class RecordedModule:
         self._group_installed = on
 
     def _let_torch_sample(self, every: int) -> None:
-        """Make DDP measure its times in every `every`-th iteration. On an accelerator, this waits for the device."""
+        """Make DDP measure its times once in `every` iterations. On an accelerator, this waits for the device."""
         wanted = (every, id(self.ddp.reducer))  # `ddp_variants` replaces the reducer
         if wanted != self._samples_every:
             self.ddp._set_ddp_runtime_logging_sample_rate(every)
@@ -392,7 +392,7 @@ class RecordedModule:
         return self._passes
 
     def _close_pass(self) -> None:
-        """Record the synchronized backward pass that has ended, if gradients were computed since the previous one."""
+        """Record the synchronized backward pass that has ended, if gradients were computed since the previous pass."""
         before = self._stats
         if before is None or not self.synchronized:
             return
@@ -479,7 +479,7 @@ class _Accumulated:
     """Records which parameters receive a gradient in each backward pass.
 
     This is used on accelerators, where DDP's logger keeps the order of gradients only for the first ten iterations and
-    every hundredth one, and never for modules on several devices.
+    every hundredth iteration, and never for modules on several devices.
 
     Recording includes the initial skipped steps. Light recording covers only every second step, and could therefore
     always miss the same branch of a model that alternates between two branches.

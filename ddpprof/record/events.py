@@ -78,7 +78,7 @@ class Listener:
         """Called when the closure has ended and the optimizer continues."""
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
-        """Called when an optimizer has taken a step. A training step may end with it."""
+        """Called when an optimizer has taken a step, which may end a training step."""
 
     def optimizer_skipped(self, optimizer: Optimizer) -> None:
         """Called when a `GradScaler` has skipped an optimizer's step because gradients overflowed."""
@@ -193,7 +193,7 @@ def binding(
 
 
 def _calling(methods: Sequence[Callable[..., Any]], give_up: Callable[[Exception], None]) -> Callable[..., Any]:
-    """Return a function that calls all these methods and returns the result of the last one."""
+    """Return a function that calls all these methods and returns the result of the last method."""
 
     def event(*what: Any) -> Any:
         answer = None

@@ -2,9 +2,9 @@
 
 Either all ranks record into one run directory, or no rank records. The leading rank opens the run directory and
 announces it in the job's rendezvous store. Every rank registers before its first synchronized backward pass. Once the
-all-reduces of that pass have completed on the device, all ranks of the process group have registered; with a comm hook
-that does not wait for other ranks, they get a short time to do so. The first rank of the group that checks this writes
-the verdict to the store, and the other ranks read it.
+all-reduces of that pass have completed on the device, all ranks of the process group have registered; if a comm hook
+does not wait for other ranks, these ranks get a short time to register. The first rank of the group that checks this
+writes the verdict to the store, and the other ranks read it.
 
 Some ranks of a job may never train with DDP, for example if they only generate samples. If rank 0 is such a rank, the
 lowest rank of a process group leads.
@@ -232,7 +232,7 @@ class Agreement:
         return True
 
     def lead(self, rank: int) -> bool:
-        """Try to become the leading rank. Return False if another rank already leads."""
+        """Try to become the leading rank. Return False if there is already a leading rank."""
         return bool(self.store.compare_set("leader", "", str(rank)).decode() == str(rank))
 
     def offer(self, out: str | None, run_id: str, problem: str | None) -> None:

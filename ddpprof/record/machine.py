@@ -85,7 +85,7 @@ class MemoryNotes:
 
 
 class PeakNotes(Listener):
-    """Records in which part of a step the peaks of memory grow. It is active only in the first steps of the job."""
+    """Records in which part of a step the memory peaks grow. It is active only in the first steps of the job."""
 
     def __init__(self, memory: MemoryNotes) -> None:
         self._memory = memory
@@ -162,7 +162,7 @@ _MOST_CORES = 64
 
 
 def queued_ns() -> int:
-    """Return the total time in ns that threads of this process were runnable but not running."""
+    """Return the total time, in ns, for which threads of this process were runnable but not running."""
     queued, found = 0, False
     with suppress(OSError):
         for thread in os.listdir(_PROC / "task")[:_MOST_THREADS]:

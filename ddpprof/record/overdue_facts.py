@@ -81,8 +81,8 @@ def all_reduces_since(since_ns: int) -> tuple[Collective, ...]:
 def unusual_collective(noted: Sequence[Collective], step_starts_ns: Sequence[int]) -> Collective | None:
     """Return the first collective that the last step called more often than any earlier step did.
 
-    Only collectives in `_WITHOUT_WAITING` are considered. `step_starts_ns`: when the last steps began, in order.
-    Returns ``None`` if fewer than five earlier steps had collectives.
+    Only collectives in `_WITHOUT_WAITING` are considered. `step_starts_ns`: start times of the most recent steps, in
+    order. Returns ``None`` if fewer than five earlier steps had collectives.
     """
     steps: list[Counter[tuple[str, int]]] = [Counter() for _ in step_starts_ns]
     most: Counter[tuple[str, int]] = Counter()
@@ -212,7 +212,7 @@ def _saves(frame: FrameType) -> bool:
 
 
 def _peer_of(thread: int) -> int | None:
-    """Return the peer's rank if the thread is in ``send`` or ``recv``."""
+    """Return the peer's rank if the thread is in ``send`` or ``recv``; otherwise ``None``."""
     frame = sys._current_frames().get(thread)
     while frame is not None:
         name = {"send": "dst", "recv": "src"}.get(frame.f_code.co_name)

@@ -304,7 +304,7 @@ def _scaler_step(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_told_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-    """Return the arguments of ``Optimizer.step`` with a closure that reports its events; ``None`` if there is none."""
+    """Return the arguments of ``Optimizer.step`` with a closure that reports events; ``None`` without a closure."""
     if len(args) > 1 and callable(args[1]):  # the first argument is the optimizer
         return (args[0], _told(args[1]), *args[2:]), kwargs
     if callable(kwargs.get("closure")):

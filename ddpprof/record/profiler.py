@@ -336,7 +336,7 @@ class StepProfiler:
                 raise
 
     def begin_step(self, number: int) -> None:
-        """Begin a profiled step. The first one starts the trace."""
+        """Begin a profiled step. The first profiled step starts the trace."""
         assert self._profile is not None
         with self.paused():
             if not self._recording:

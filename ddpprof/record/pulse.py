@@ -440,12 +440,12 @@ class PulseWriter(Listener):
         write_state(self.words, "ended_ns", time_ns())
 
     def step_starts_ns(self, most: int) -> list[int]:
-        """Return when the last `most` finished steps and the current step began, in ns since 1970, in order."""
+        """Return the start times of the last `most` finished steps and the current step, in ns since 1970, in order."""
         self.rows.make()
         steps = layout.decode(self.memory[:]).steps
         return [*steps.start_ns[-most:].tolist(), self.words[_STEP_SINCE]]
 
     def close(self) -> None:
-        """Remove the pulse from memory, but not its copy in the run directory. Record nothing afterwards."""
+        """Remove the pulse from memory, but not its copy in the run directory. Nothing is recorded afterwards."""
         own_files.remove_file(Path(self.identity.shared))
         os.close(self._file)

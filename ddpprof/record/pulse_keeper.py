@@ -250,7 +250,7 @@ class PulseKeeper:
             return False
 
     def _find_bucket(self, state: PulseState) -> None:
-        """Write which bucket torch's flight recorder shows as the last one launched in the current backward pass."""
+        """Write which bucket was launched last in the current backward pass, according to torch's flight recorder."""
         found = last_bucket(all_reduces_since(state.since_ns), self._bucket_numels)
         if found is not None:
             for name, value in found._asdict().items():

@@ -5,7 +5,7 @@ accelerator has computed the value. The accelerator is then idle until the host 
 these methods of `torch.Tensor`. Each wrapper calls the original, and records the line of the script and the duration of
 the call.
 
-`CodeSampler` looks at the training thread's Python stack every few milliseconds, in a helper thread. While the training
+`CodeSampler` samples the training thread's Python stack every few milliseconds, in a helper thread. While the training
 thread holds Python's global interpreter lock, the helper thread has to wait, so that the sample after a long call into
 C, such as ``tensor.tolist()``, may show the following line.
 """
@@ -130,7 +130,8 @@ def _is_on_host(tensor: torch.Tensor) -> bool:
 def _of_user(frame: FrameType | None) -> tuple[Frame | None, str]:
     """Return the innermost frame of the user's code, starting at `frame`, and the file of the library that it calls.
 
-    The frame is ``None`` if there is none. The file is empty if it calls no library, apart from ddpprof's wrappers.
+    The frame is ``None`` if there is none. The file is empty if the frame calls no library, apart from ddpprof's
+    wrappers.
     """
     called = ""
     while frame is not None:

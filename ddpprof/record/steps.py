@@ -112,8 +112,8 @@ class StepDetector:
     """Detects where training steps end.
 
     A step ends when the anchor optimizer steps. With several optimizers, the anchor is the optimizer that took its
-    first step last. If optimizers take turns, each for several training steps, every one of them ends steps. Without an
-    optimizer, a step ends before the next forward of the same DDP module.
+    first step last. If optimizers take turns, each for several training steps, every optimizer ends training steps.
+    Without an optimizer, a step ends before the next forward of the same DDP module.
     """
 
     def __init__(self, any_optimizer_alive: Callable[[], bool]) -> None:
@@ -135,7 +135,7 @@ class StepDetector:
         self.num_optimizer_steps = 0
 
     def step_marked(self) -> bool:
-        """Handle a mark of the script at the end of a step. Return True if the mark ends a step.
+        """Handle a call with which the script marks the end of a step. Return True if it ends a step.
 
         The first mark is ignored if an optimizer has just ended the step. No step ends before the ranks have
         synchronized for the first time.

@@ -1,4 +1,4 @@
-"""torchrun's options and environment variables, and a recorder of how its ranks end. Does not import torch.
+"""torchrun's options and environment variables, and functions that record how its ranks end. Does not import torch.
 
 A test compares the table of options with the parser of the installed torch.
 

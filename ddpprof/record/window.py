@@ -266,7 +266,10 @@ class Window:
         return False
 
     def _wait_for_device(self) -> None:
-        """Wait for the device in a trial. Called at the beginning and end of timed steps, not between them."""
+        """Wait for the device in a trial.
+
+        Called before the first and after the last timed step, not between timed steps.
+        """
         if self._settings.trial:
             self._notes.device.synchronize()
 

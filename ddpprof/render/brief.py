@@ -73,7 +73,7 @@ class Brief(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class BriefChange(msgspec.Struct, frozen=True):
-    """One measure of both runs, ns per step."""
+    """One measure in run A and in run B, ns per step."""
 
     metric: str
     a_ns: int | None

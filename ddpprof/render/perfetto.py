@@ -47,9 +47,9 @@ class Tracks:
         names: Sequence[str],
         arguments: Sequence[dict[str, Any]] | None = None,
     ) -> Iterator[_Event]:
-        """Yield slices of a track, given in order of their starts.
+        """Yield slices of a track.
 
-        They must not begin before earlier slices of the track.
+        Slices must be given in order of start, and must not begin before earlier slices of the track.
         """
         free = self._free_ns.setdefault(track, [])
         for index, (start, end, name) in enumerate(zip(start_ns, end_ns, names, strict=True)):

@@ -1,4 +1,4 @@
-"""Write a report as TensorBoard events: one TensorBoard run per rank, with the same tags, and one for all ranks."""
+"""Write a report as TensorBoard events: one TensorBoard run per rank, with the same tags, and one run for all ranks."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ def _value(value: str | float) -> str | int | float:
 
 
 def run_metrics(report: Report) -> dict[str, float]:
-    """Return tag → metric. These are the numbers that `ddpprof compare` shows for this run."""
+    """Return the metrics by tag. These are the numbers that `ddpprof compare` shows for this run."""
     return {f"{METRIC}{name.replace(' ', '_')}_ms": ns / NS_PER_MS for name, ns in medians_ns(report).items()}
 
 

@@ -100,9 +100,9 @@ def _rank(summary: RankSummary, about: DrawnRank) -> _ShownRank:
 
 
 def _lines(ranks: Sequence[_ShownRank], matched: MatchedCollectives) -> NDArray[np.int64]:
-    """Return the rows of the collectives that count on every rank.
+    """Return the rows of the collectives that the plugin shows on every rank.
 
-    The shape is (n, num_ranks). The order is that of the lowest rank.
+    The shape is (n, num_ranks). Collectives are in the order of their start times on the lowest rank.
     """
     if len(ranks) == 1:
         return np.flatnonzero(ranks[0].counts)[:, None]

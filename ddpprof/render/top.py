@@ -78,7 +78,7 @@ def rows_that_fit(overview: Overview, shown: Shown, console: Console) -> int:
 
 
 def in_order(ranks: Sequence[RankNow], order: Order) -> list[RankNow]:
-    """Return the ranks in this order, with ranks in trouble first unless the order says otherwise."""
+    """Return the ranks in this order, with ranks that have a problem first, unless the order says otherwise."""
 
     def key(one: RankNow) -> tuple[bool, float, int]:
         value, troubled = order.of(one), one.standing.is_trouble and order.troubled_first
@@ -103,7 +103,7 @@ def one_line(overview: Overview) -> str:
 
 
 def _loss_lines(overview: Overview) -> list[str]:
-    """Return a line on when and where the loss became NaN or infinite, if it did."""
+    """Return a line that says when and where the loss became NaN or infinite, if it did."""
     found = nonfinite_finding({one.rank: one.nonfinite for one in overview.ranks}, is_over=overview.is_over)
     return [] if found is None else [found.title]
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 class ShownInNotebooks:
     """Base of results that Jupyter shows as HTML and ``print`` shows as a short summary.
 
-    `ddpprof.render.notebook` renders both.
+    `ddpprof.render.notebook` renders both forms.
     """
 
     __slots__ = ()

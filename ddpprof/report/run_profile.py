@@ -242,9 +242,9 @@ def _usual_number(passes: Sequence[ObservedStep], steps: Collection[int]) -> int
 
 
 def _taking_as_much(target: Network | None, profile: Profile) -> Network | None:
-    """Return `target`, with the run's cost of communication to computation if `target` has none.
+    """Return `target`, with the time that communication takes from computation in this run if `target` lacks it.
 
-    The cost depends little on the link.
+    This time depends little on the link.
     """
     if target is None or target.link.taken != NOTHING:
         return target

@@ -110,7 +110,7 @@ class _Changes:
         return self._per_batch(Setting(accumulation=ACCUMULATED), ACCUMULATED)
 
     def _double_link(self) -> Predicted | None:
-        """Predict the gain from a link with twice the bandwidth; ``None`` if a hook changes what is sent."""
+        """Predict the gain from a link with twice the bandwidth; return ``None`` if a hook changes what is sent."""
         if self.profile.comm_hook is not None:
             return None
         link = self.profile.network.link

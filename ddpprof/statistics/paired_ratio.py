@@ -1,4 +1,6 @@
-"""Estimate the ratio of the step times of two or more variants. For two that are measured in alternating blocks:
+"""Estimate the ratio of the step times of two or more variants.
+
+For two variants that are measured in alternating blocks:
 
     ratio    = median over all pairs of (median of a's steps / median of b's steps)
     interval = 95 % confidence interval of the logarithm of the ratio. With one pair per round: Wilcoxon's signed-rank
@@ -9,7 +11,7 @@
 
 A temporary slowdown of the machine affects both blocks of a pair, and cancels out in its ratio. Differences between
 starts of a process are included in the variation between rounds. If several variants run once in every round,
-`joint_ratios` compares all with one.
+`joint_ratios` compares all variants with a reference variant.
 
 Sources: Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, 3.3; Davison and Hinkley, Bootstrap Methods
 and their Application, 3.8.

@@ -1,10 +1,10 @@
-"""Detect gradient accumulation that all-reduces in every backward pass instead of only in the last one.
+"""Detect gradient accumulation that all-reduces in every backward pass instead of only in the last pass.
 
     A module accumulates gradients if two of its synchronized backward passes have no optimizer step between them, and
     the second pass adds to the gradients of the first. Only the all-reduce of the last pass is needed.
 
-Not accumulation: two backward passes of a GAN's discriminator with an optimizer step between them, and passes that an
-optimizer runs through its closure.
+The following does not count as accumulation: two backward passes of a GAN's discriminator with an optimizer step
+between them, and passes that an optimizer runs through its closure.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _accumulated(step: RecordedStep, module: int) -> int:
 
 
 def _superfluous(step: RecordedStep, passes: Sequence[BackwardPass]) -> Iterator[bool]:
-    """Yield, for each pass but the last, whether the next pass adds to its gradients before the optimizer steps."""
+    """For each pass except the last, yield True if the next pass adds to its gradients before the optimizer steps."""
     for one, following in pairwise(passes):
         begun = one.last_ready_ns
         stepped = begun is None or any(begun <= start < following.origin_ns for start, _ in step.optimizers)

@@ -1,7 +1,7 @@
 """Summarize each attempt of a job that torchrun restarted: its step time, how it ended, and what changed.
 
-Step times are compared with the latest earlier attempt that has steps of the same recording mode. This is the first of
-the modes ``off``, ``light`` and ``profiled`` that occurs in both attempts. The duration of a step is the mean over
+Step times are compared with the latest earlier attempt that has steps of the same recording mode. The mode used is the
+first of ``off``, ``light`` and ``profiled`` that occurs in both attempts. The duration of a step is the mean over
 ranks.
 """
 

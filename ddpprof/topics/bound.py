@@ -184,7 +184,7 @@ def bound_lines(bound: Bound, report: ReportView) -> Iterable[Section]:
 
 
 def bound_remarks(report: ReportView) -> Iterable[str]:
-    """Yield sentences on the communication time and on the changes that would reduce it."""
+    """Yield sentences about the communication time and the changes that would reduce it."""
     bound = report[BOUND]
     if bound is None or report[FAILURE] is not None:
         return

@@ -24,7 +24,7 @@ _PLACES = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class RankCollectives:
-    """The data of one rank's trace that measures across ranks need."""
+    """Data of one rank's trace that is needed to compare ranks."""
 
     rank: int
     host: str | None

@@ -78,7 +78,7 @@ def summarize_collectives(
 ) -> tuple[CollectiveSummary, ...]:
     """Summarize collectives, ordered by kind, process group and size.
 
-    `sizes`: rank → row → bytes, for rows whose size the trace lacks.
+    `sizes`: bytes by rank and row, for rows whose size the trace lacks.
     """
     if not ranks:
         return ()
@@ -243,7 +243,10 @@ def _speed(times: CollectiveTimes, factor: float | None, two_at_once: float | No
 
 
 def shared_durations_ns(comm: Collectives) -> Int64Column:
-    """Return the duration of every row in ns. While n collectives run at once, each is given 1/n of the time."""
+    """Return the duration of every row in ns.
+
+    While n collectives run at the same time, 1/n of the time is assigned to each of them.
+    """
     if not len(comm):
         return np.empty(0, np.int64)
     times = np.concatenate((comm.start_ns, comm.end_ns))

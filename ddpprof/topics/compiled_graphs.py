@@ -81,7 +81,7 @@ class CompiledGraphs:
     def waiting(self) -> BucketWait | None:
         """The first bucket with a large share of bytes that wait for another graph.
 
-        Buckets that wait less than half as long as the one that waits longest are ignored.
+        Buckets that wait less than half as long as the bucket that waits longest are ignored.
         """
         late = [one for one in self.waits if one.early_bytes >= _EARLY * one.num_bytes]
         longest_ns = max((one.waits_ns for one in late), default=0)
@@ -89,7 +89,7 @@ class CompiledGraphs:
 
 
 def measure_compiled_graphs(record: Record, modules: Sequence[DdpModule]) -> CompiledGraphs | None:
-    """Measure one rank; ``None`` if its DDP module is not compiled, or if it has several DDP modules."""
+    """Measure one rank; return ``None`` if its DDP module is not compiled, or if it has several DDP modules."""
     found = record.compilation
     if found is None or len(modules) != 1:
         return None
@@ -108,7 +108,7 @@ def measure_compiled_graphs(record: Record, modules: Sequence[DdpModule]) -> Com
 
 
 def _ready_ns(record: Record, modules: Sequence[DdpModule]) -> list[int] | None:
-    """Return when each gradient is ready, ns since the forward; ``None`` if unknown, as with the Python reducer."""
+    """Return the time at which each gradient is ready, ns since the forward; ``None`` if unknown (Python reducer)."""
     passes = [one for step in record.training_steps for one in step.passes if pass_fits(modules, one)]
     times = [
         [ready - one.origin_ns for one in passes if (ready := one.ready_ns[index]) is not None]
@@ -271,7 +271,7 @@ def _smaller_graphs(view: View) -> Change | None:
 
 
 def _capped(view: View, cap: float) -> Change:
-    """Return the change that limits graphs and buckets to `cap` MiB, so that both end at the same parameters."""
+    """Return the change that limits graphs and buckets to `cap` MiB, so that they end at the same parameters."""
     if view.could_take_cap_lists:
         return ddp_change(view.framework, bucket_cap_mb_list=(DEFAULT_FIRST_CAP_MIB, cap))
     return ddp_change(view.framework, bucket_cap_mb=cap)
@@ -290,7 +290,7 @@ def _aligned(found: CompiledGraphs, view: View) -> tuple[Change, Predicted | Non
 
 
 def compiled_lines(found: CompiledGraphs, _report: ReportView) -> Iterator[Line]:
-    """Yield a line on how the DDP module is compiled and when its gradients become ready."""
+    """Yield a line that says how the DDP module is compiled and when its gradients become ready."""
     order = _ORDERS.get(found.order, found.order)
     graphs = "" if not found.num_graphs else f", {found.num_graphs} graph{'s' if found.num_graphs > 1 else ''}"
     shown = ", ".join(map(ms, found.groups_ns[:_MOST_SHOWN])) + (", …" if len(found.groups_ns) > _MOST_SHOWN else "")

@@ -336,7 +336,7 @@ def states_of_generators(steps: Sequence[RecordedStep]) -> GeneratorStates:
 def find_same_random_numbers(states: Mapping[int, GeneratorStates]) -> SameRandomNumbers | None:
     """Return the generators from which all ranks draw the same numbers in every step; ``None`` if there is none.
 
-    `states`: rank → its generators' states.
+    `states`: the states of the generators, by rank.
     """
     ranks = tuple(sorted(states))
     kinds = set[str]().union(*states.values())

@@ -79,7 +79,7 @@ def median_load(steps: Sequence[Sequence[DeviceLoad]]) -> tuple[DeviceLoad, ...]
 
 
 def imbalance_ns(loads: Sequence[DeviceLoad]) -> int:
-    """Return how much longer the busiest device computes than the average one, in ns."""
+    """Return how much longer the busiest device computes than the average device, in ns."""
     compute = [load.compute_ns for load in loads]
     return round(max(compute) - mean(compute)) if compute else 0
 
@@ -133,7 +133,7 @@ class DataParallelReport:
 
 
 def data_parallel_of_rank(rank: Rank, steps: Sequence[int], _modules: object = ()) -> DataParallelReport | None:
-    """Measure the rank in the steps with these indices; ``None`` if it has no ``DataParallel`` module."""
+    """Measure the rank in the steps with these indices; return ``None`` if it has no ``DataParallel`` module."""
     modules = rank.record.data_parallel if rank.record is not None else ()
     trace = rank.trace
     measured = None if trace is None else median_data_parallel([measure_data_parallel(trace, step) for step in steps])

@@ -132,7 +132,9 @@ _NOT_BY_THE_KERNEL = (
 
 
 def killer_sentence(said: str | None, exit_code: int | None, num_oom_kills: int | None) -> str | None:
-    """Return what may have killed a rank or its `DataLoader` worker; ``None`` if nothing suggests that it was killed.
+    """Return a sentence that says what may have killed a rank or its `DataLoader` worker.
+
+    Returns ``None`` if nothing suggests that the rank was killed.
 
     `said`: the rank's error message, if it left one.
     """

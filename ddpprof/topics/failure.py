@@ -268,7 +268,7 @@ def _advice(end: RankEnd) -> str | None:
 
 
 def _advice_on_ddp_error(end: RankEnd) -> str | None:
-    """Return a sentence with the parameters that the error names, and what to change; ``None`` if it names none."""
+    """Return a sentence with the parameters in the error message, and what to change; ``None`` without parameters."""
     said = end.error or ""
     if not end.parameters:
         return None

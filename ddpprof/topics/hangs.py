@@ -169,7 +169,7 @@ def collective_of_some_ranks(risks: HangRisks, view: View) -> Iterator[Finding]:
 
 
 def long_timeout(risks: HangRisks, view: View) -> Iterator[Finding]:
-    """Report a timeout so long that a job that hangs would occupy its machines for hours."""
+    """Report a timeout so long that a hanging job would occupy its machines for hours."""
     if (view.world_size or 1) < 2 or risks.timeout_s is None or risks.timeout_s < _LONG_S:
         return
     yield Finding(

@@ -113,7 +113,7 @@ def find_horovod_steps(timeline: HorovodTimeline) -> list[StepOps]:
 
 
 def _announced_ns(op: TensorOp) -> int:
-    """Return when the first rank announced the tensor."""
+    """Return the time at which the first rank announced the tensor."""
     return op.start_ns if op.negotiated is None else op.negotiated[0]
 
 

@@ -101,10 +101,10 @@ def threads_exceed_cores(threads: HostThreads, view: View) -> Iterator[Finding]:
         return
     host = max(crowded, key=lambda one: one.num_threads / one.num_cores)
     fit = host.threads_that_fit
-    queued = f"; {threads.queued_threads or 0:.1f} of a rank's threads were runnable but not running on average"
+    queued = f"; on average, {threads.queued_threads or 0:.1f} of a rank's threads were runnable but not running"
     yield Finding(
         "threads-exceed-cores",
-        f"{host.num_threads} threads share {_cores(host.num_cores)}, and may wait for each other",
+        f"{host.num_threads} threads share {_cores(host.num_cores)}, so threads may wait for a free core",
         f"on host {host.host}, this job has {_cores(host.num_cores)}, and its {host.num_ranks} ranks compute with "
         f"{host.num_threads / host.num_ranks:.3g} threads each{queued if threads.wait else ''}",
         f"Set OMP_NUM_THREADS={fit} in the environment of every rank, which is the number of cores divided by the "

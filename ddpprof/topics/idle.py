@@ -68,9 +68,9 @@ _COMM = 2
 class Idle:
     """Idle time of one step, ns."""
 
-    launch_bound_ns: Annotated[int, Number("idle time until a kernel that the host launched too late; null on CPU")]
-    comm_wait_ns: Annotated[int, Number("idle time around communication; null on CPU")]
-    other_ns: Annotated[int, Number("idle time with another or an unknown cause; null on CPU")]
+    launch_bound_ns: Annotated[int, Number("idle time before a kernel that the host launched too late; null on CPU")]
+    comm_wait_ns: Annotated[int, Number("idle time directly before or after communication; null on CPU")]
+    other_ns: Annotated[int, Number("idle time with other or unknown causes; null on CPU")]
     host_read_ns: Annotated[
         int, Number("part of the launch-bound time that began while the host waited for the device; null on CPU")
     ] = 0
@@ -162,7 +162,7 @@ class _CauseFinder:
 
 
 def _is_one_of(times_ns: Int64Column, asked_ns: Int64Column) -> NDArray[np.bool_]:
-    """Return whether each of `asked_ns` is in `times_ns`, which is in ascending order."""
+    """Return a boolean array: True for each of `asked_ns` that is in `times_ns`, which is in ascending order."""
     found: NDArray[np.bool_] = np.append(times_ns, _NEVER)[np.searchsorted(times_ns, asked_ns)] == asked_ns
     return found
 
@@ -192,7 +192,10 @@ def _comm_ends(trace: Trace) -> Int64Column:
 
 
 def _read_ends(trace: Trace) -> Int64Column:
-    """Return when copies to pageable host memory end. The call that launches such a copy blocks until then."""
+    """Return the times at which copies to pageable host memory end.
+
+    The call that launches such a copy blocks until then.
+    """
     copies = trace.copies
     names = [index for index, name in enumerate(trace.names) if _TO_PAGEABLE.search(name)]
     return np.sort(copies.end_ns[np.isin(copies.name, names)])
@@ -202,7 +205,7 @@ _TO_PAGEABLE = re.compile(r"DtoH.*Pageable|DeviceToHost.*Pageable")
 
 
 def _waits(trace: Trace) -> Spans:
-    """Return when a training thread waits for the accelerator.
+    """Return the spans in which a training thread waits for the accelerator.
 
     If the training threads are unknown, any thread counts.
     """
@@ -231,9 +234,9 @@ def launch_bound(late_ns: int, view: View) -> Iterator[Finding]:
     yield Finding(
         "launch-bound",
         "The accelerator waits for the host",
-        f"{in_ms(late_ns)} per step, {late_ns / view.step_ns:.0%} of the step: the kernel that ends "
-        "the gap had not been launched when the gap began. Profiling slows the host, so the gaps are shorter in "
-        "steps without the profiler",
+        f"{in_ms(late_ns)} per step, {late_ns / view.step_ns:.0%} of the step, in idle gaps: "
+        "the kernel after the gap had not been launched when the gap began. Profiling slows the host, so these gaps "
+        "are shorter without the profiler",
         f"Launch fewer and larger kernels: {_OF_CUDA if view.has_cuda else _OF_OTHERS}.",
         late_ns,
         numbers=only_known(launch_bound_ns=late_ns),

@@ -248,13 +248,13 @@ def _rows(kernels: Sequence[Kernel], runs: _Compared, control: _Control) -> list
 
 
 def _holds_hooks(trace: Trace, runs: KernelRuns) -> NDArray[np.bool_]:
-    """Return whether each run includes DDP's hooks, which on CPU are part of an op's duration."""
+    """Return a boolean array: True for runs that include DDP's hooks, which on CPU are part of an op's duration."""
     holds = np.array([_HOLDS_HOOKS in kernel.name for kernel in trace.kernels], np.bool_)
     return holds[runs.kernel] if trace.device == "cpu" and len(runs) else np.zeros(len(runs), np.bool_)
 
 
 def _same_work(trace: Trace, runs: KernelRuns) -> NDArray[np.int64]:
-    """Return an identifier for each run that is equal for runs of the same work."""
+    """Return an identifier for each run. Runs of the same work have equal identifiers."""
     by_place = np.array([kernel.input_shapes is None and kernel.position is None for kernel in trace.kernels], np.bool_)
     key = runs.step.astype(np.int64) * len(by_place) + runs.kernel
     order = np.argsort(key, kind="stable").astype(np.int32)  # in order of launch within a step
@@ -277,7 +277,7 @@ def _same_work(trace: Trace, runs: KernelRuns) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class _Control:
-    """Work that ran alone in measured and in baseline steps: twice its time in each of them."""
+    """Total time of work that ran alone in measured steps, and of the same work in baseline steps, both doubled."""
 
     twice_measured_ns: int
     twice_baseline_ns: int
@@ -302,14 +302,17 @@ def _sum(controls: Iterable[_Control]) -> _Control:
 
 @dataclass(frozen=True, slots=True)
 class _Medians:
-    """Twice the median, and the number of values, of each group; 0 for an empty group."""
+    """Median and number of values of each group; 0 for an empty group.
+
+    Medians are doubled, so that they are integers.
+    """
 
     twice_ns: Int64Column
     count: Int64Column
 
 
 def _group_medians(group: NDArray[np.int64], values: Int64Column, chosen: NDArray[np.bool_]) -> _Medians:
-    """Return the number of chosen values of each group, and twice their median, which is an integer."""
+    """Return the doubled median and the number of the chosen values of each group."""
     num_groups = int(group.max(initial=-1)) + 1
     rows = np.flatnonzero(chosen)
     rows = rows[np.lexsort((values[rows], group[rows]))]

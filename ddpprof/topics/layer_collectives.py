@@ -39,8 +39,8 @@ class LayerCalls:
     """Collectives called by layers in one step of one rank, or medians over steps."""
 
     layer: Annotated[str | None, Number("autograd function that calls most of the collectives; null if unknown")]
-    num_forward: Annotated[int, Number("number of collectives in the forward")]
-    num_backward: Annotated[int, Number("number of collectives in the backward")]
+    num_forward: Annotated[int, Number("number of collectives in the forward pass")]
+    num_backward: Annotated[int, Number("number of collectives in the backward pass")]
     time_ns: Annotated[
         int, Number("time during which at least one of these collectives runs, including waiting for other ranks")
     ]
@@ -50,7 +50,7 @@ class LayerCalls:
 
 
 def measure_layer_calls(trace: Trace, step: int, recorded: RecordedStep | None = None) -> LayerCalls | None:
-    """Measure the step with index `step`; ``None`` if no layer calls a collective.
+    """Measure the step with index `step`; return ``None`` if no layer calls a collective.
 
     `recorded`: the step in ddpprof's record.
     """
@@ -84,7 +84,7 @@ def _in_backward(trace: Trace, in_step: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def _layer(trace: Trace, forward: NDArray[np.int64], backward: NDArray[np.int64]) -> str | None:
-    """Return the name of the autograd function that launches the collectives, taken from its nodes in backward."""
+    """Return the name of the autograd function that launches the collectives, from its nodes in the backward pass."""
     launched_ns = trace.collectives.launched_ns
     if marked_spans(trace, Mark.SYNC_BATCH_NORM).contains(launched_ns[forward]).any():
         return _SYNC_BATCH_NORM
@@ -115,12 +115,12 @@ def _of_rank(rank: Rank, steps: Sequence[int], _modules: Sequence[DdpModule]) ->
 
 
 def layer_collectives(calls: LayerCalls, view: View) -> Iterator[Finding]:
-    """Report communication of the model's layers whose result the computation waits for."""
+    """Report collectives of the model's layers, if computation waits for their results."""
     if view.is_compiled or not view.worth(calls.exposed_ns):
         return
     number = calls.num_forward + calls.num_backward
     is_sync_batch_norm = calls.layer == _SYNC_BATCH_NORM
-    where = f"{calls.num_forward} in the forward and {calls.num_backward} in the backward"
+    where = f"{calls.num_forward} in the forward pass and {calls.num_backward} in the backward pass"
     who = f"{calls.layer} calls" if calls.layer is not None else "The model's layers call"
     yield Finding(
         "layer-collectives",

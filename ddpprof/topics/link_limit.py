@@ -241,7 +241,7 @@ def _reached(limit: LinkLimit) -> str:
 def _overhead(limit: LinkLimit) -> str:
     if (limit.share or 0) > _IMPOSSIBLE:
         return " The link is faster than its stated speed, or the all-reduces did not use it."
-    return " TCP overhead is about 4% of a link." if limit.network == _SOCKET else ""
+    return " TCP overhead takes about 4% of a link's bandwidth." if limit.network == _SOCKET else ""
 
 
 def _names(limit: LinkLimit) -> str:
@@ -447,8 +447,8 @@ def at_link_limit(limit: LinkLimit, view: View) -> Iterator[Finding]:
         else ""
     )
     advice = (
-        "only sending fewer bytes or using a faster link helps: larger batches, gradients accumulated over several "
-        "batches, or gradients sent in half precision."
+        "only a faster link or fewer bytes per step help: use larger batches, accumulate gradients over several "
+        "batches, or send gradients in half precision."
     )
     yield Finding(
         "at-link-limit",

@@ -30,10 +30,10 @@ def nonfinite_finding(
     is_over: bool = True,
     learning_rates: Mapping[int, float | None] | None = None,
 ) -> Finding | None:
-    """Return the finding on NaN or infinite losses; ``None`` if there were none.
+    """Return the finding about NaN or infinite losses; ``None`` if there were none.
 
-    `ranks`: rank → its steps with such a loss. `is_over`: whether the run has ended. `learning_rates`: rank → the
-    learning rate that it reported just after its first such step.
+    `ranks`: the steps with such a loss, by rank. `is_over`: whether the run has ended. `learning_rates`: the learning
+    rate that a rank reported just after its first such step, by rank.
     """
     found = {rank: one for rank, one in ranks.items() if one is not None}
     if not found:
@@ -71,7 +71,7 @@ _OF_ALL = (
 )
 _OF_SOME = (
     "Check the {batches} of {ranks} in step {step}, and what the loss computes from {them}: a division by zero, the "
-    "logarithm of zero, or an empty batch. DDP spreads the NaN to all ranks with the gradients."
+    "logarithm of zero, or an empty batch. DDP averages gradients, so the NaN spreads to all ranks."
 )
 _OF_RATES = (
     "Give every rank the same learning rate: it was {mine:.3g} on rank {rank} and {other:.3g} elsewhere. DDP "
@@ -98,7 +98,7 @@ def _evidence(ranks: Mapping[int, NonfiniteSteps | None], first: list[int], step
     others = [one.first_step if one is not None else None for rank, one in ranks.items() if rank not in first]
     the_others = "the other rank" if len(others) == 1 else "the other ranks"
     if all(other == step + 1 for other in others):
-        return f"{the_others} followed in step {step + 1:,}, with gradients that DDP had averaged"
+        return f"{the_others} followed in step {step + 1:,}, after DDP had averaged the gradients"
     later = sorted(other for other in others if other is not None)
     if not later:
         return f"the losses of {the_others} stayed finite"

@@ -243,7 +243,7 @@ _PARTS = {
     "forward": "the forward or the loss",
     "backward": "the backward pass",
     "optimizer": "the optimizer's step",
-    "other": "code outside the forward, backward and optimizer",
+    "other": "code outside forward, backward and optimizer",
 }
 _CHECKPOINTING = "torch.utils.checkpoint recomputes activations in the backward pass instead of keeping them"
 _TO_LOWER_PEAK = {
@@ -262,11 +262,12 @@ def memory_imbalance(ranks: Sequence[RankMemory], _view: View) -> Iterator[Findi
     for holder, usual in outliers[:1]:
         on_device = holder.device is not None
         what = f"GPU {holder.device}" if on_device else f"Rank {holder.ranks[0]}"
+        others = "GPUs" if on_device else "ranks"
         yield Finding(
             "memory-imbalance",
-            f"{what} holds {_gb(holder.num_bytes - usual)} more memory than the others",
-            f"{_gb(holder.num_bytes)}{' of the GPU' if on_device else ' of the host'}'s memory; the others hold "
-            f"{_gb(usual)} (median); {ranks_in_words(holder.ranks)} on {holder.host}",
+            f"{what} holds {_gb(holder.num_bytes - usual)} more memory than the other {others}",
+            f"{_gb(holder.num_bytes)}{' of the GPU' if on_device else ' of the host'}'s memory; the median of the "
+            f"other {others} is {_gb(usual)}; {ranks_in_words(holder.ranks)} on {holder.host}",
             _advice(holder),
             None,
             numbers=only_known(num_bytes=holder.num_bytes, usual_bytes=round(usual)),
@@ -317,7 +318,7 @@ def _rows(rank: RankMemory) -> Iterable[tuple[str, ...]]:
     reached = clean(rank.peak_in or ABSENT)
     yield (str(rank.rank), "process", _mb(rank.steady_rss_bytes), _mb(rank.peak_rss_bytes), reached, ABSENT)
     for use in rank.devices:
-        where = clean(f"GPU {use.index}{'' if use.is_own else ', not its own'}")
+        where = clean(f"GPU {use.index}{'' if use.is_own else ', memory only'}")
         reached = clean(use.peak_in or ABSENT)
         yield (str(rank.rank), where, _mb(use.steady_bytes), _mb(use.peak_bytes), reached, _mb(use.reserved_bytes))
 

@@ -29,7 +29,7 @@ class SlowedKernel:
 
     kernel: Kernel
     ratio: Annotated[
-        float | None, Number("its duration during communication divided by its duration without; null if unknown")
+        float | None, Number("duration during communication divided by duration without communication; null if unknown")
     ]
     num_covered: int
     num_alone: int
@@ -188,7 +188,7 @@ def _kernels(summary: str, slowdown: OverlapSlowdownReport) -> Table:
         },
         ("kernel", "grid and block"),
         "known: share of kernels that also ran alone; lost: ms per step, compared with the same work alone"
-        + ("" if slowdown.knows_input_shapes else ", matched by its place in the step")
+        + ("" if slowdown.knows_input_shapes else ", matched by position in the step")
         + _control(slowdown.control),
     )
 
@@ -221,7 +221,7 @@ KERNELS: Topic[None, tuple[KernelSummary, ...]] = Topic(
     tables=(
         TableSchema(
             "kernels",
-            "One row for each of the kernels (on CPU: ops) that take most of the time of the first rank with a trace.",
+            "One row for each of the kernels (on CPU: ops) that take the most time on the first rank with a trace.",
             _Kernel,
             _kernel_rows,
         ),

@@ -77,7 +77,7 @@ def own_reduction(own: OwnReduction, _view: View) -> Iterator[Finding]:
     )
     yield Finding(
         "own-reduction",
-        "Gradients are all-reduced without torch's DDP, by the script's own hooks (Apex-like)",
+        "Gradients are all-reduced without torch's DDP, by the script's own hooks (as in Apex)",
         f"{own.num_all_reduces} all-reduces per step{volume}, launched inside the backward pass; "
         f"{in_ms(own.exposed_ns)} of {in_ms(own.comm_ns)} is exposed{flat}",
         "Use torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True): its buckets follow the "
@@ -96,7 +96,7 @@ def own_reduction(own: OwnReduction, _view: View) -> Iterator[Finding]:
 def own_reduction_line(own: OwnReduction, _report: ReportView) -> Iterable[Section]:
     size = "" if own.num_bytes is None else f" of {megabytes(own.num_bytes)} MB in all"
     yield Line(
-        "Gradients are all-reduced without torch's DDP (Apex-like), in backward hooks: "
+        "Gradients are all-reduced without torch's DDP (as in Apex), in backward hooks: "
         f"{count(own.num_all_reduces, 'all-reduce')} per step{size}, {in_ms(own.comm_ns)}, {in_ms(own.exposed_ns)} of "
         "it exposed."
     )

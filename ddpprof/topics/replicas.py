@@ -81,7 +81,7 @@ class TrainedApart:
 def find_trained_apart(unaveraged: Mapping[int, Sequence[UnaveragedParameters]]) -> tuple[TrainedApart, ...]:
     """Return the parameters that each rank trains separately and whose copies differ.
 
-    `unaveraged`: rank → its parameters whose gradients no DDP module averages. Parameters outside DDP modules that
+    `unaveraged`: parameters whose gradients no DDP module averages, by rank. Parameters outside DDP modules that
     differ from the beginning, or in their shapes, are assumed to be intended, such as experts or a sharded embedding.
     """
     found = []

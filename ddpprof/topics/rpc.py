@@ -56,7 +56,7 @@ class RankRpc:
 
 
 def measure_rpc(record: Record) -> RankRpc | None:
-    """Measure the rank's RPCs; ``None`` if no step has a call."""
+    """Measure the rank's RPCs; return ``None`` if no step has a call."""
     light = [step for step in record.steps if step.mode is StepMode.LIGHT]
     steps = light or [step for step in record.steps if step.mode is StepMode.PROFILED]
     sync = [[call for call in step.rpc if call.kind == "sync"] for step in steps]

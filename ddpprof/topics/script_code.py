@@ -65,7 +65,7 @@ class RankCode:
 
 
 def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
-    """Measure the steps with these indices; ``None`` if no samples were recorded in them."""
+    """Measure the steps with these indices; return ``None`` if no samples were recorded in them."""
     trace, samples = rank.trace, rank.record.code_samples if rank.record is not None else None
     if trace is None or trace.epoch_ns is None or samples is None:
         return None
@@ -127,7 +127,7 @@ def script_code(ranks: Sequence[RankCode], view: View) -> Iterator[Finding]:
 
 
 def slowest_line_of(rank: int, view: View) -> tuple[str, int] | None:
-    """Return the line whose time on this rank exceeds its time on all other ranks by most, and the difference in ns."""
+    """Return the line that takes the most extra time on this rank compared with any other rank, and that time in ns."""
     ranks = view[SCRIPT_CODE] or ()
     own = next((one for one in ranks if one.rank == rank), None)
     others = [{line.line: line.idle_ns for line in one.lines} for one in ranks if one.rank != rank]
@@ -138,13 +138,13 @@ def slowest_line_of(rank: int, view: View) -> tuple[str, int] | None:
 
 
 def longest_line(view: View) -> CodeLine | None:
-    """Return the line that takes the longest time in a single step but not in most steps."""
+    """Return the line that takes the longest time in a single step, among lines that take far less in most steps."""
     found = [one.longest for one in view[SCRIPT_CODE] or () if one.longest is not None]
     return max(found, key=lambda one: one.idle_ns, default=None)
 
 
 def slowest_line_of_data(view: View) -> CodeLine | None:
-    """Return the line that takes most of the time that training waits for data."""
+    """Return the line with the longest time in which training waits for data."""
     return max(
         (line for one in view[SCRIPT_CODE] or () for line in one.lines), key=lambda one: one.data_ns, default=None
     )

@@ -343,10 +343,11 @@ def metrics_every_step(outside: Sequence[OutsideCalls], view: View) -> Iterator[
     if not view.worth(_exposed(calls)):
         return
     number = sum(one.num_calls for one in calls)
-    what = "1 collective" if number == 1 else f"{number} collectives"
+    what = "1 collective per step" if number == 1 else f"{number} collectives per step"
+    sends = "sends" if number == 1 else "send"
     yield Finding(
         "metrics-every-step",
-        f"{what} per step outside DDP" if unsized else f"{what} with only a few numbers in every step",
+        f"{what} outside DDP" if unsized else f"{what} {sends} only a few numbers",
         _said(calls)
         + ("; the trace lacks their sizes (use --record-shapes)" if unsized else "")
         + "; in each of them, every rank waits for the last rank",

@@ -147,7 +147,7 @@ def static_graph(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
         if searches(module) and module.unused and module.graph_is_static:
             yield Finding(
                 "static-graph",
-                "The set of unused parameters never changes, yet every step searches for it",
+                "The set of unused parameters never changes, yet DDP searches for it in every step",
                 f"torch reports a static graph; the search takes {in_ms(view.unused_search_ns)} per step",
                 f"{ddp_argument(view.framework, 'static_graph=True')} instead of find_unused_parameters=True, if the "
                 "graph is the same for the whole training.",
@@ -179,7 +179,7 @@ def dense_embedding_gradients(modules: Sequence[DdpModule], view: View) -> Itera
     This is only for gloo, because DDP does not support sparse gradients with NCCL. Gloo gathers the sparse gradients of
     all ranks, where a ring all-reduce sends a dense gradient about twice. The predicted gain is
 
-        saved bytes / all bytes × (exposed communication + optimizer) + saved passes over memory − sparse gathers
+        saved bytes / all bytes × (exposed communication + optimizer) + saved passes over memory - sparse gathers
     """
     if view.backend != "gloo" or view.device != "cpu":
         return

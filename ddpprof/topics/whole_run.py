@@ -76,7 +76,7 @@ def whole_run_line(run: WholeRun | None) -> Iterator[Section]:
 
 
 def hang_line(report: ReportView) -> Iterator[Section]:
-    """Yield a line on where and why the job hung, for the first screen."""
+    """Yield a line that says where and why the job hung, for the first screen."""
     run = report[WHOLE_RUN]
     if run is None or run.hang is None:
         return
@@ -102,7 +102,7 @@ def _at_first_and_last(run: WholeRun) -> str:
 
 
 def _growth(run: WholeRun) -> list[str]:
-    """Return a phrase on the largest memory growth of a process, without ddpprof's own use, if it is considerable."""
+    """Return a phrase about the largest memory growth of a process, without ddpprof's own use; empty if it is small."""
     grown = [
         (one.memory_growth_bytes, one.first_memory_bytes)
         for one in run.ranks
@@ -134,7 +134,7 @@ def whole_run_tables(run: WholeRun, report: ReportView) -> Iterable[Section]:
 
 
 def _events(run: WholeRun) -> Iterator[Section]:
-    """Yield lines on slowdowns, pauses and captures."""
+    """Yield lines about slowdowns, pauses and captures."""
     largest = sorted(run.slowdowns, key=lambda one: _took_ns(one, run), reverse=True)[:_MOST_SLOWDOWNS]
     for one in sorted(largest, key=lambda one: one.first_step):
         yield Line(f"Slowdown: {slowdown_sentence(one, len(run.ranks))}.", is_warning=True)
@@ -162,7 +162,7 @@ def _shares(ranks: Sequence[RankWholeRun]) -> str:
         "waiting for other ranks": mean_known(one.wait_ns for one in known),
     }
     shown = [f"{name} {percent(ns / step_ns if step_ns else None)}" for name, ns in parts.items() if ns is not None]
-    return f"A step on average: {', '.join(shown)}; the rest is the script's own code."
+    return f"An average step: {', '.join(shown)}; the rest is the script's own code."
 
 
 def _stretch_table(one: RankWholeRun, *, on_accelerator: bool) -> Table:
@@ -182,8 +182,8 @@ def _stretch_table(one: RankWholeRun, *, on_accelerator: bool) -> Table:
             "waiting ms": lambda part: ms(part.wait_ns),
         },
         note=notes(
-            "median: without steps that save, evaluate or are recorded; phases are means; backward: includes all "
-            "waiting",
+            "median: excludes recorded steps and steps with an evaluation or a checkpoint; phases: means; backward: "
+            "includes all waiting",
             "all times are host times: the time to launch the device's work" if on_accelerator else "",
         ),
     )
@@ -236,7 +236,7 @@ def _stands(one: RankWholeRun) -> str:
     if one.ended is not None:
         return _ENDS.get(one.ended, clean(one.ended))
     since = duration(one.last_ns - one.activity_since_ns)
-    return f"no end recorded: in step {one.num_steps}, {clean(one.activity)} for {since} when last seen"
+    return f"no end recorded; last seen in step {one.num_steps}: {clean(one.activity)}, for {since}"
 
 
 def _own_times(ranks: Sequence[RankWholeRun]) -> str:
@@ -252,7 +252,7 @@ def _own_times(ranks: Sequence[RankWholeRun]) -> str:
         in_ms(own[slowest] - usual_ns),
         "the other rank" if len(own) == 2 else "the median of the other ranks",
     )
-    return f"own: step time minus waits for other ranks; rank {slowest} needs {longer} more than {others}"
+    return f"own: step time minus waits for other ranks; rank {slowest} takes {longer} longer than {others}"
 
 
 _NS_PER_S = 1e9
@@ -275,7 +275,7 @@ _PAUSES = {
 
 
 def slowdown_sentence(slowdown: StepSlowdown, world_size: int) -> str:
-    """Return a sentence on a slowdown, with times of day in the local time zone."""
+    """Return a sentence about a slowdown, with times of day in the local time zone."""
     return f"{_when(slowdown)} {_how_much(slowdown)}: {_why(slowdown, world_size)}"
 
 
@@ -310,8 +310,8 @@ def _length(ns: int) -> tuple[str, str]:
 def _why(slowdown: StepSlowdown, world_size: int) -> str:
     ranks, part = slowdown.ranks, slowdown.part
     who = _EVERY_RANK if len(ranks) == world_size and world_size > 1 else ranks_in_words(ranks)
-    verb = "needs" if len(ranks) == 1 or who == _EVERY_RANK else "need"
-    waits = "waits" if verb == "needs" else "wait"
+    verb = "takes" if len(ranks) == 1 or who == _EVERY_RANK else "take"
+    waits = "waits" if verb == "takes" else "wait"
     where = f" {_DOES[part]}" if part is not None else ""
     late = ""
     if slowdown.first_gradient_later_ns is not None:
@@ -323,7 +323,7 @@ def _why(slowdown: StepSlowdown, world_size: int) -> str:
         SlowdownCause.LINK: "all ranks wait longer in collectives, and no rank's own work takes longer",
         SlowdownCause.EVERYBODY: f"{who} {verb} longer{where}",
         SlowdownCause.PROCESSOR: f"{who} {waits} for a free CPU core",
-        SlowdownCause.THROTTLED: f"the CPU limit of the control group stops {who} from running",
+        SlowdownCause.THROTTLED: f"the CPU limit of the control group throttles {who}",
         SlowdownCause.CLOCK: f"the CPU cores of {who} run at a lower clock rate",
         SlowdownCause.PAGING: f"the memory of {who} is paged in from disk",
         SlowdownCause.UNKNOWN: "the cause is unknown",
@@ -331,7 +331,7 @@ def _why(slowdown: StepSlowdown, world_size: int) -> str:
 
 
 def pause_sentence(pause: Pause) -> str:
-    """Return a clause on how long pauses of one kind took."""
+    """Return a clause that says how long pauses of one kind took."""
     steps = "step" if pause.num_steps == 1 else "steps"
     took_s = pause.extra_ns / _NS_PER_S
     if pause.kind is PauseKind.RECORDING:
@@ -368,12 +368,12 @@ def long_steps(run: WholeRun, view: View) -> Iterator[Finding]:
 def _title(pause: Pause) -> str:
     if pause.kind is PauseKind.UNKNOWN:
         which = "Some steps take" if pause.every is None else f"One in {pause.every} steps takes"
-        return f"{which} much longer than the others, which adds up to"
+        return f"{which} much longer than other steps. The extra time is"
     return _TITLES[pause.kind]
 
 
 def _shorter(pause: Pause, change: Change | None, view: View) -> str:
-    """Return advice on making these steps shorter, or their number smaller."""
+    """Return advice on making these steps shorter or less frequent."""
     if change is not None:
         return f"Keep the DataLoader's workers between epochs: {change.code}."
     if pause.kind is not PauseKind.UNKNOWN:
@@ -403,7 +403,7 @@ _TITLES = {
 }
 _LESS_OFTEN = {
     PauseKind.EVALUATION: "Evaluate less often, or let every rank evaluate a part of the data, so that no rank waits.",
-    PauseKind.EPOCH: "Start fewer epochs, for example by repeating the dataset within an epoch.",
+    PauseKind.EPOCH: "Use fewer and longer epochs, for example by repeating the dataset within an epoch.",
     PauseKind.SAVE: "Save less often, or in the background, for example with torch.distributed.checkpoint.async_save.",
 }
 

@@ -61,7 +61,7 @@ def test_the_line_for_which_the_others_wait_is_named(ddpprof: Run, report: Repor
 @pytest.mark.long
 def test_a_loss_that_is_not_a_number_is_told_and_reported(ddpprof: Run, report: Report) -> None:
     where = "first in step 14 on rank 1"
-    evidence = "the other rank followed in step 15, with gradients that DDP had averaged"
+    evidence = "the other rank followed in step 15, after DDP had averaged the gradients"
     watched = ddpprof("watch", "--out", "run", *on_ranks(2, *script("mistakes.py", "--mistake", "bad_batch")))
     # whether it is told during the run or after it
     assert f"{where}: {evidence}. Check the batch of rank 1 in step 14" in watched.stderr

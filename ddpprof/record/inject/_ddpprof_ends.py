@@ -19,7 +19,7 @@ def install_subprocess(subprocess):
 
 
 def _note_after(popen, name):
-    """Wrap the method that obtains a child's exit code."""
+    """Wrap the method that obtains a child's exit code, to record nonzero codes."""
     original = getattr(popen, name, None)
     if original is None:
         return

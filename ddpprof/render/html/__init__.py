@@ -114,7 +114,7 @@ def data_element(name: str, content: bytes) -> str:
 
 
 def packed(content: bytes) -> str:
-    """Return compressed content as text for `unpack` in page.js, without characters that have a meaning in HTML."""
+    """Return compressed content as text for `unpack` in page.js, without characters that are special in HTML."""
     return base64.b85encode(gzip.compress(content, 9, mtime=0)).decode().translate(_NO_MARKUP)
 
 

@@ -179,7 +179,7 @@ _PERFECT = 1.005
 
 
 def _is_it_normal(point: ScalePoint) -> str:
-    """Return sentences on the speed-up with a number of processes, and on the maximum that the link allows."""
+    """Return sentences about the speed-up with a number of processes, and the maximum speed-up that the link allows."""
     gained = f"{point.nproc} processes train {point.speedup.ratio:.2f} times as fast as one process without DDP"
     most = point.most_speedup
     if most is None or point.transfer_ns is None:
@@ -406,7 +406,7 @@ def _tuned_verdict(report: TuneReport) -> Iterable[Section]:
 
 
 def _nothing(report: TuneReport) -> str:
-    """Return a sentence for a tuning that found nothing faster: whether a setting may be faster, and what to do."""
+    """Return a sentence for a `tune` run that found no faster setting: whether there may be one, and what to do."""
     known = [one for one in report.tried if one.ratio is not None and one.fate is Fate.TRIED]
     now = f"the unchanged job ({in_ms(report.now.step_ns)} per step)"
     if not known:
@@ -511,7 +511,7 @@ def _part(fraction: float | None) -> str:
 
 
 def trying_sections(report: TryReport) -> Iterable[Section]:
-    """Return sections on the time that each change saved, and the code of the changes that help."""
+    """Return sections with the time that each change saved, and the code of the changes that help."""
     takes = (
         "On average, a step of the unchanged job takes" if report.uses_means else "A step of the unchanged job takes"
     )

@@ -1,4 +1,4 @@
-"""Sections on the job, and on data that the report lacks."""
+"""Sections about the job, and about data that the report lacks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from ddpprof.report.topics import file_of
 
 
 def job_lines(report: Report, longest_command: int = 200) -> Iterable[Section]:
-    """Yield a line on the job, and a line for each DDP module. A command longer than `longest_command` is cut off."""
+    """Yield a line about the job, and a line for each DDP module.
+
+    A command longer than `longest_command` is cut off.
+    """
     job = report.job
     read, world = job.num_ranks_read, job.world_size
     steps = max((len(rank.measured_steps) or len(rank.steps) for rank in report.ranks), default=0)

@@ -1,4 +1,4 @@
-"""Sections on the verdict and the findings of a report, and the first screen."""
+"""Sections with the verdict and the findings of a report, and the first screen."""
 
 from __future__ import annotations
 
@@ -99,9 +99,10 @@ def first_words(finding: Finding) -> str:
 
 
 def sentence_after(report: Report, finding: Finding) -> str:
-    """Return the sentence that follows the title of the first finding: its gain, if the finding has a gain.
+    """Return the sentence that follows the title of the first finding; empty if there is nothing to add.
 
-    If it has none, return a sentence on a finding about time for which this run is too short, or an empty string.
+    The sentence states the gain of the finding. If the gain is unknown, the sentence names another finding for which
+    this run is too short, or says that no finding about the step time is beyond noise.
     """
     if finding.expected_ns is None:
         has_gains = any(one.expected_ns is not None and not one.is_noise for one in report.findings)
@@ -115,7 +116,7 @@ def sentence_after(report: Report, finding: Finding) -> str:
 
 
 def change_nothing(report: Report) -> str:
-    """Return a sentence on why there is nothing to change; empty if the job failed."""
+    """Return a sentence that says why there is nothing to change; empty if the job failed."""
     if report.failure is not None:
         return ""
     for number, finding in enumerate(report.findings, 1):
@@ -143,7 +144,7 @@ def change_nothing(report: Report) -> str:
 
 
 def _undecided(report: Report) -> str:
-    """Return a sentence on a finding for which this run is too short; empty if there is none."""
+    """Return a sentence about a finding for which this run is too short; empty if there is none."""
     undecided = next((one for one in report.findings if one.longer_recording is not None), None)
     if undecided is None:
         return ""
@@ -167,7 +168,7 @@ def _text(number: int, finding: Finding) -> FindingText:
 
 
 def _otherwise(report: Report) -> str:
-    """Return why there are no findings beyond noise."""
+    """Return a sentence that says why there are no findings beyond noise."""
     if report.failure is not None:
         return _FAILED
     if file_of(report) is None and not report.job.modules:
@@ -270,7 +271,7 @@ def _expected(finding: Finding) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number of the verdict, with its unit."""
+    """A number in the verdict, with its unit."""
 
     what: str
     value: str
@@ -293,7 +294,7 @@ def verdict(report: Report) -> StepVerdict:
 
 
 def verdict_of_steps(report: Report) -> StepVerdict:
-    """Return the verdict without the sentence on how the job failed."""
+    """Return the verdict without the sentence that says how the job failed."""
     steps = [step for rank in report.ranks_together for step in report.averaged(rank)]
     if not steps:
         return _of_light_steps(report)
@@ -346,7 +347,7 @@ _WORTH_NAMING = 0.05
 
 
 def _left_out(report: Report, num_usual: int) -> str:
-    """Return a sentence on the steps that the numbers exclude, if there are several or if they take most of the time.
+    """Return a sentence about the excluded steps, if there are several or if they take most of the time.
 
     A single long step may be due to the machine.
     """
@@ -445,7 +446,7 @@ def _verdict(report: Report) -> Iterator[Section]:
 
 
 def _step(report: Report, timeline: Timeline | None) -> Iterable[Section]:
-    """Return the lanes of the typical step or, if no step was profiled, bars and sections on the step time."""
+    """Return the lanes of the typical step or, if no step was profiled, bars and sections about the step time."""
     return typical_lanes(timeline, report) or (*_bars(report), *sections_of_topics(report, "step"))
 
 

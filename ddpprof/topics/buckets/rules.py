@@ -156,13 +156,13 @@ def _link_ns(buckets: Sequence[BucketRow]) -> int:
 
 
 def _first_gradient_ns(buckets: Sequence[BucketRow]) -> int:
-    """Return when the first gradient is ready, ns since the end of the forward."""
+    """Return the time at which the first gradient is ready, ns since the end of the forward."""
     times = [b.ready_ns if b.first_ready_ns is None else b.first_ready_ns for b in buckets]
     return min(time for time in times if time is not None)
 
 
 def _what_trails(buckets: Sequence[BucketRow], trailing_ns: int) -> BucketRow:
-    """Return the bucket that causes most trailing communication: the last one, or the one with most of the bytes."""
+    """Return the bucket that causes most trailing communication: the last bucket, or one with most of the bytes."""
     large, last = max(buckets, key=bytes_of), buckets[-1]
     if bytes_of(large) < _NEARLY_ALL * _total_bytes(buckets):
         return last

@@ -1,4 +1,4 @@
-"""Measure when each gradient bucket is ready, launched, started and finished, and which gradient is its last.
+"""Measure when each gradient bucket is ready, launched, started and finished, and which of its gradients is ready last.
 
     ready     the bucket's last gradient is accumulated (torch's `get_backward_stats`)
     launched  the reducer passes the bucket's all-reduce to the backend, in index order
@@ -142,7 +142,7 @@ def _from_trace(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace) 
 
 
 def bucket_rows(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace) -> dict[tuple[int, int], int]:
-    """Return (position of the backward pass in the step, index of the bucket) → row of the bucket's all-reduce.
+    """Return the row of each bucket's all-reduce. Keys are (position of the backward pass in the step, bucket index).
 
     Buckets and all-reduces are paired in launch order. If the backward pass has other all-reduces, such as
     SyncBatchNorm's, only all-reduces launched by gradient hooks are used. The result is empty if the numbers still
@@ -197,7 +197,10 @@ def gradient_all_reduces(trace: Trace) -> NDArray[np.int64]:
 
 
 def all_reduces_of_backward(trace: Trace, step: int | None = None) -> NDArray[np.int64]:
-    """Return the rows of all-reduces launched by backward passes, in launch order. `step`: only those of this step."""
+    """Return the rows of all-reduces launched by backward passes, in launch order.
+
+    `step`: return only rows of this step.
+    """
     comm = trace.collectives
     is_known = comm.launched_ns != UNKNOWN
     chosen = (comm.kind == CollectiveKind.ALL_REDUCE) & (comm.phase == Phase.BACKWARD)
@@ -278,7 +281,10 @@ class BucketRow:
 def summarize_buckets(
     modules: Sequence[DdpModule], ranks: Mapping[int, Sequence[BucketStep]], one_clock: bool
 ) -> tuple[BucketRow, ...]:
-    """Summarize all buckets. `ranks`: rank → its buckets in each step. `one_clock`: all ranks run on one host."""
+    """Summarize all buckets.
+
+    `ranks`: the buckets in each step, by rank. `one_clock`: whether all ranks run on one host.
+    """
     keys = sorted({(row.module, row.index) for rows in ranks.values() for row in rows})
     return tuple(_summarize(modules[key[0]], key, ranks, one_clock) for key in keys)
 
@@ -335,7 +341,7 @@ def _num_passes(ranks: Mapping[int, Sequence[BucketStep]]) -> int:
 
 
 def _by_pass(ranks: Mapping[int, Sequence[BucketStep]]) -> dict[tuple[int, int], dict[int, BucketStep]]:
-    """Return (step, backward pass) → rank → the bucket in that pass."""
+    """Return the bucket in each backward pass on each rank. Keys are (step, backward pass), and then the rank."""
     passes: dict[tuple[int, int], dict[int, BucketStep]] = {}
     for rank, rows in ranks.items():
         for row in rows:

@@ -73,7 +73,7 @@ class TracedCollectives:
 
 @dataclass(frozen=True, slots=True)
 class RankContribution:
-    """The data of one rank that measures across ranks need."""
+    """Data of one rank that is needed to compare ranks."""
 
     progress: tuple[StepProgress, ...]
     traced: TracedCollectives | None
@@ -97,7 +97,10 @@ def _of_training_steps(rank: Rank) -> RankCollectives | None:
 
 
 def _message_bytes(rank: Rank, modules: Sequence[DdpModule]) -> dict[int, int]:
-    """Return row → bytes of the gradient all-reduces, from the record. Gloo's spans may have no size in the trace."""
+    """Return the bytes of the gradient all-reduces by row, from the record.
+
+    Gloo's spans may have no size in the trace.
+    """
     if rank.trace is None or rank.record is None:
         return {}
     kept = ~np.isin(rank.trace.collectives.step, rank.baseline_step_indices)
@@ -144,7 +147,7 @@ def across_ranks(
 ) -> tuple[AcrossRanks, tuple[str, ...]]:
     """Return the measures of all ranks together, and descriptions of collectives that do not match.
 
-    `progress`: rank → its steps, for the ranks that average their gradients with each other. `with_record`: the ranks
+    `progress`: steps by rank, for the ranks that average their gradients with each other. `with_record`: the ranks
     among them that have a record.
     """
     known = [trace.collectives for trace in traced.values()]
@@ -204,8 +207,8 @@ def straggler_table(across: AcrossRanks) -> Iterable[Section]:
         },
         words=("in",),
         note=notes(
-            "late: extra time per step, without waits for other ranks; chance: probability that the difference is "
-            "random",
+            "late: extra time per step, without waits for other ranks; chance: probability that the delay is "
+            "due to chance",
             cut_off(len(stragglers.stragglers)),
         ),
     )
@@ -213,7 +216,7 @@ def straggler_table(across: AcrossRanks) -> Iterable[Section]:
 
 
 def _yet_last(waiting: Sequence[RankWaiting]) -> str:
-    """Return a clause on a rank that arrives last in most collectives, although no rank is significantly slower."""
+    """Return a clause about a rank that arrives last in most collectives, although no rank is significantly slower."""
     last = max((one for one in waiting if one.num_last is not None), key=lambda one: one.num_last or 0, default=None)
     if last is None or not last.num_last or last.num_last <= _MOSTLY * last.num_collectives:
         return ""

@@ -19,11 +19,11 @@ phase.
     forward     DistributedDataParallel.forward
     optimizer   Optimizer.step of the previous step
     backward    the rest after the first forward, including the loss and other code of the script
-    other       the rest before it
+    other       the rest before the first forward
 
 Arrivals at collectives:
 
-    transfer    shortest duration of a collective over the ranks that were read, that of the last rank to arrive
+    transfer    shortest duration of a collective over the ranks that were read: its duration on the last rank to arrive
     waiting     duration on a rank - transfer
 """
 
@@ -109,11 +109,11 @@ def _gradient_rows(trace: Trace, step: int) -> NDArray[np.int64]:
 
 
 def _arrivals(trace: Trace, gradients: Mapping[int, NDArray[np.int64]]) -> dict[int, int]:
-    """Return step → time at which the last gradient collective is launched and its input is computed.
+    """Return, by step, the time at which the last gradient collective is launched and its input is computed.
 
     The collective itself may start later if it queues behind other collectives. Collectives that a comm hook launches
-    after the backward pass do not count, because they wait for other ranks. `gradients`: step → rows of its gradient
-    collectives.
+    after the backward pass do not count, because they wait for other ranks. `gradients`: rows of the gradient
+    collectives, by step.
     """
     comm, marks = trace.collectives, trace.host_spans
     backward = np.flatnonzero(marks.mark == Mark.BACKWARD)
@@ -145,7 +145,7 @@ def _computed_by(work: Work, times_ns: Int64Column) -> Int64Column:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Spans of each part in the whole trace. Where parts overlap, the first one counts."""
+    """Spans of each part in the whole trace. Where parts overlap, only the first part counts."""
 
     waiting: Spans
     data: Spans
@@ -239,7 +239,7 @@ def progress_of_rank(rank: Rank) -> tuple[StepProgress, ...]:
 
 
 def measure_recorded_progress(step: RecordedStep) -> StepProgress | None:
-    """Measure the step; ``None`` if no gradients became ready, or if only its duration was recorded."""
+    """Measure the step; return ``None`` if no gradients became ready, or if only its duration was recorded."""
     last_ready = [ns for one in step.passes if (ns := one.last_ready_ns) is not None]
     if not last_ready or not step.forwards:
         return None
@@ -328,7 +328,10 @@ def measure_arrivals(
 def summarize_waiting(
     matched: MatchedCollectives, arrivals: Arrivals, exposed: Mapping[int, Spans] | None = None
 ) -> tuple[RankWaiting, ...]:
-    """Summarize every rank with a matched collective. `exposed`: rank → exposed communication, on its own clock."""
+    """Summarize every rank with a matched collective.
+
+    `exposed`: exposed communication by rank, on the rank's own clock.
+    """
     found = []
     for column, rank in enumerate(arrivals.ranks):
         mine = np.flatnonzero(arrivals.waiting_ns[:, column] != UNKNOWN)

@@ -75,7 +75,7 @@ def straggler(lateness: Lateness, view: View) -> Iterator[Finding]:
         )
     line = slowest_line_of(slowest.rank, view)
     if line is not None and line[1] >= _WORTH_NAMING * slowest.late_ns:
-        evidence.append(f"{line[0]} takes {in_ms(line[1])} per step more on this rank than on any other")
+        evidence.append(f"{line[0]} takes {in_ms(line[1])} more per step on this rank than on any other rank")
     longer = f"--no-profiler --steps {_steps_to_tell(view.step_ns)}" if may_be_other_work else None
     if longer is not None:
         evidence.append(
@@ -225,9 +225,9 @@ _SLEEPS_LONG_NS = 30_000_000
 
 _WHERE = {
     OwnTimePart.DATA: "to get its data",
-    OwnTimePart.FORWARD: "in its forward",
-    OwnTimePart.BACKWARD: "in its backward",
-    OwnTimePart.OPTIMIZER: "in its optimizer",
+    OwnTimePart.FORWARD: "in its forward pass",
+    OwnTimePart.BACKWARD: "in its backward pass",
+    OwnTimePart.OPTIMIZER: "in its optimizer step",
     OwnTimePart.OTHER: "between its steps",
 }
 

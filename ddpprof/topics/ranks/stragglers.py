@@ -5,8 +5,8 @@
 A rank is a straggler if its lateness is significant (p < 0.01) and more than 1 % of the step. There are two tests: a
 binomial test of the number of steps in which the rank was last, with probability 1 / ranks, and Student's t-test of its
 own time against the mean of the other ranks (with the median, noise with a long tail would appear as lateness). Both
-are applied to all steps and, if the rank became late during the recording, to the steps since then. The p-value is the
-smallest of them times the number of tests.
+are applied to all steps and, if the rank became late during the recording, to the steps since then. The reported
+p-value is the smallest p-value of these tests times the number of tests.
 
 Own times are durations on each rank's own clock, so clock offsets do not matter.
 """
@@ -88,7 +88,7 @@ class Stragglers:
 
 
 def find_stragglers(progress: Mapping[int, Sequence[StepProgress]]) -> Stragglers | None:
-    """Find stragglers. `progress`: rank → its steps. Returns ``None`` for fewer than two ranks or common steps."""
+    """Find stragglers. `progress`: steps by rank. Returns ``None`` for fewer than two ranks or common steps."""
     table = _CommonSteps(progress)
     if len(table.ranks) < 2 or len(table.steps) < _FEWEST:
         return None
@@ -244,7 +244,10 @@ def find_late_gradients(
 
 
 def _delays(modules: Sequence[DdpModule], steps: Sequence[RecordedStep]) -> dict[tuple[int, tuple[int, int]], _Floats]:
-    """Return (module, (step, position of the pass)) → delay of each parameter's gradient; NaN for missing gradients."""
+    """Return the delay of each parameter's gradient; NaN for missing gradients.
+
+    Keys are module, (step, pass position).
+    """
     found = {}
     for step in steps:
         for place, one in enumerate(step.passes):

@@ -1,9 +1,9 @@
 """Divide the time of a step into seven parts that add up to the step time.
 
-Time with computation counts first, by its phase. Exposed communication, copies, and waiting for data follow in this
-order. On an accelerator, waiting for data is the time in which the device is idle while the host waits for data. The
-rest is idle (`idle.py` finds the causes). Copying buckets into ``.grad`` after the last backward node counts as
-backward.
+Time with computation takes precedence, and is divided by phase. Exposed communication, copies, and waiting for data
+follow in this order. On an accelerator, waiting for data is the time in which the device is idle while the host waits
+for data. The rest is idle (`idle.py` finds the causes). Copying buckets into ``.grad`` after the last backward node
+counts as backward.
 
 On CPU, a step is the host's ``ProfilerStep#k``. On an accelerator, it extends from its first kernel to the first kernel
 of the next step, because the host runs ahead of the device. All work in this time counts, including work launched in

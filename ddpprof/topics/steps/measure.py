@@ -141,7 +141,7 @@ def _step_report(
 def _torch_times(
     trace: Trace, recorded: dict[int, RecordedStep], number: int, modules: Sequence[DdpModule]
 ) -> TorchTimes | None:
-    """Compare a step's times with DDP's own times, which are in the next step's record; ``None`` if unknown."""
+    """Compare a step's times with DDP's own times, which are in the next step's record; return ``None`` if unknown."""
     step, following = recorded.get(number), recorded.get(number + 1)
     if step is None or following is None or len(modules) != 1:
         return None
@@ -173,7 +173,7 @@ class TorchTimes:
 def compare_with_torch(
     module: int, step: RecordedStep, buckets: tuple[BucketStep, ...], trace: Trace, logged: Mapping[str, int]
 ) -> TorchTimes | None:
-    """Compare with the times `logged` by DDP in the same iteration; ``None`` if a time is missing."""
+    """Compare with the times `logged` by DDP in the same iteration; return ``None`` if a time is missing."""
     forwards = [f for f in step.forwards if f.module == module and f.synchronizes]
     mine = [b for b in buckets if b.module == module]
     launched = [b.launched_ns for b in mine if b.launched_ns is not None]
@@ -210,9 +210,9 @@ def _last_end(trace: Trace, number: int, mark: Mark, origin_ns: int, at_least: i
 class RecordingCost:
     """Recording overhead of one rank. Step times are medians in ns, or ``None`` if there are no such steps."""
 
-    off_ns: Annotated[int | None, Number("median step with recording off")]
-    light_ns: Annotated[int | None, Number("median step with light recording")]
-    profiled_ns: Annotated[int | None, Number("median step under the profiler")]
+    off_ns: Annotated[int | None, Number("median step time with recording off")]
+    light_ns: Annotated[int | None, Number("median step time with light recording")]
+    profiled_ns: Annotated[int | None, Number("median step time under the profiler")]
     light_ratio: Annotated[
         float | None,
         Number("duration of a light step divided by the duration of the adjacent unrecorded step, median over pairs"),

@@ -149,7 +149,10 @@ class RankTimeline:
 
 class StepsToDraw(Sequence[StepTimeline]):
     def __init__(self, draw: Callable[[int], StepTimeline], indices: Sequence[int]) -> None:
-        """`draw`: function from a step's index to its timeline. `indices`: indices of the steps."""
+        """Create a drawing.
+
+        `draw`: returns the timeline of the step with the given index. `indices`: indices of the steps.
+        """
         self._draw = draw
         self._indices = indices
 
@@ -225,7 +228,7 @@ def draw_timeline(
     buckets: Mapping[int, Sequence[BucketStep]],
     steps: Container[int] | None = None,
 ) -> Timeline:
-    """Return the timeline of the measured steps, or only of `steps` (numbers). `buckets`: rank → its buckets."""
+    """Return the timeline of the measured steps, or only of `steps` (numbers). `buckets`: buckets by rank."""
     across = report[ACROSS]
     clock = across.clock if across is not None else None
     sizes = {(row.module, row.index): row.num_bytes for row in report[BUCKETS] or ()}

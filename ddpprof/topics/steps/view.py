@@ -79,7 +79,7 @@ def mean_of_steps(report: ReportView) -> str:
 
 
 def left_out(report: ReportView) -> dict[int, float]:
-    """Return the profiled steps excluded from all means: step number → its duration relative to usual steps."""
+    """Return the durations of the profiled steps excluded from all means, relative to usual steps, by step number."""
     lengths: dict[int, int] = {}
     measured = [step for rank in steps_of(report) for step in rank.measured_steps]
     cut_off = {step.step for step in measured if not step.is_whole}
@@ -347,7 +347,7 @@ def _against_the_whole_run(report: ReportView) -> tuple[float, int]:
 
 
 def recording_cost_line(report: ReportView) -> Iterable[Section]:
-    """Yield a line on how much longer steps take while ddpprof records them."""
+    """Yield a line that says how much longer steps take while ddpprof records them."""
     cost = _of_slowest_rank(report)
     if cost is None:
         return

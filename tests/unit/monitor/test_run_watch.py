@@ -269,7 +269,7 @@ def test_a_loss_is_told_once_the_other_ranks_had_a_step_to_follow(
         look.at(tmp_path, 0.0, is_over=False)
     look.at(tmp_path, 0.0, is_over=True)
     (line,) = said
-    assert line.startswith(f"{BEGAN}: the other rank followed in step 6, with gradients that DDP had averaged. Check")
+    assert line.startswith(f"{BEGAN}: the other rank followed in step 6, after DDP had averaged the gradients. Check")
 
 
 def test_a_loss_is_told_at_the_end_and_in_each_attempt(loss_look: tuple[LossLook, list[str]], tmp_path: Path) -> None:

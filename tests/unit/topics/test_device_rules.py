@@ -52,10 +52,10 @@ def test_threads_that_wait_for_cores_come_before_all_gains() -> None:
     hosts = (HostCores("a", 2, 4, 4.0), HostCores("b", 4, 32, 8.0))
     first, second = find_all(observed(hosts=hosts, device="cpu", data_ns=50 * MS, queued_threads=1.26))
     assert (first.rule, second.rule, first.gain_ns) == ("threads-exceed-cores", "idle-for-data", None)
-    assert first.title == "32 threads share 8 cores, and may wait for each other"
+    assert first.title == "32 threads share 8 cores, so threads may wait for a free core"
     assert first.evidence == (
-        "on host b, this job has 8 cores, and its 4 ranks compute with 8 threads each; 1.3 of a rank's threads were "
-        "runnable but not running on average"
+        "on host b, this job has 8 cores, and its 4 ranks compute with 8 threads each; on average, 1.3 of a rank's "
+        "threads were runnable but not running"
     )
     assert first.advice.startswith("Set OMP_NUM_THREADS=2 in the environment of every rank, which is the number of")
     assert "change the call to torch.set_num_threads(2)." in first.advice

@@ -171,7 +171,7 @@ def test_what_a_report_says() -> None:
     assert sentences(view(SOCKETS, SOCKETS, rows=[all_reduce(1175)])) == [
         (
             "All-reduces of 16 MiB to 32 MiB reached 1.18 GB/s of bus bandwidth, 94% of 10 Gbit/s (eth0). TCP overhead "
-            "is about 4% of a link."
+            "takes about 4% of a link's bandwidth."
         )
     ]
     (said,) = sentences(view(SOCKETS, SOCKETS, rows=[all_reduce(100)], link_bits_per_s=GBIT))
@@ -200,11 +200,11 @@ def test_a_used_up_link_is_evidence_without_a_gain() -> None:
     assert found.gain_ns is None
     assert found.change is None
     assert found.numbers == {"link_share": 0.92, "limit_bits_per_s": 10 * GBIT, "busbw_bytes_per_s": 1150e6}
-    assert found.advice.startswith("Only sending fewer bytes or using a faster link helps")
+    assert found.advice.startswith("Only a faster link or fewer bytes per step help")
     buckets = NewBuckets("bucket_cap_mb=4", (1, 2), Predicted(20 * MS, 10 * MS, 30 * MS))
     hidden = findings(replace(full, predictions=Predictions(best_buckets=buckets)))["at-link-limit"]
     assert hidden.advice.startswith(
-        "More of the communication can be hidden: bucket_cap_mb=4. Apart from that, only sending fewer bytes"
+        "More of the communication can be hidden: bucket_cap_mb=4. Apart from that, only a faster link or fewer"
     )
 
 
@@ -330,7 +330,10 @@ def bench(*links: LinkFacts, speed: int | None = None) -> NetBench:
 
 
 def test_what_netbench_reached() -> None:
-    said = "16 MiB reached 0.839 GB/s of bus bandwidth, 67% of 10 Gbit/s (eth0). TCP overhead is about 4% of a link."
+    said = (
+        "16 MiB reached 0.839 GB/s of bus bandwidth, 67% of 10 Gbit/s (eth0). "
+        "TCP overhead takes about 4% of a link's bandwidth."
+    )
     assert reached_by_netbench(bench(SOCKETS, SOCKETS)) == said
     assert reached_by_netbench(bench(LOOPBACK, LOOPBACK)) is None
     assert reached_by_netbench(bench()) is None

@@ -22,7 +22,7 @@ def since(first_step: int, num_steps: int = 30, follows_finite: bool = True) -> 
         pytest.param(
             {0: since(1413, 29), 1: since(1412)},
             "The loss was NaN or infinite in 30 steps, first in step 1,412 on rank 1",
-            "the other rank followed in step 1,413, with gradients that DDP had averaged",
+            "the other rank followed in step 1,413, after DDP had averaged the gradients",
             "Check the batch of rank 1 in step 1,412",
             id="one-rank-first",
         ),

@@ -38,16 +38,16 @@ def test_a_device_is_the_same_under_whatever_index_its_ranks_see_it() -> None:
     [
         pytest.param(
             [held(0, gpus=(9 * GB,)), held(1, gpus=(6 * GB,)), held(2, gpus=(6 * GB,))],
-            "GPU 0 holds 3.00 GB more memory than the others", id="one-gpu",
+            "GPU 0 holds 3.00 GB more memory than the other GPUs", id="one-gpu",
         ),
         pytest.param(
             [held(0, gpus=(5 * GB,)), held(0, gpus=(5 * GB,)), held(1, gpus=(5 * GB,))],
-            "GPU 0 holds 5.00 GB more memory than the others", id="two-processes-on-one",
+            "GPU 0 holds 5.00 GB more memory than the other GPUs", id="two-processes-on-one",
         ),
         pytest.param([held(0, gpus=(6 * GB,)), held(1, gpus=(5 * GB,))], None, id="less-than-a-quarter"),
         pytest.param(
             [held(0, GB), held(1, GB + MIB_256)],
-            "Rank 1 holds 0.27 GB more memory than the others", id="host",
+            "Rank 1 holds 0.27 GB more memory than the other ranks", id="host",
         ),
         pytest.param([held(0, GB), held(1, GB + MIB_256 - 1)], None, id="too-little"),
         pytest.param([held(0, 9 * GB)], None, id="alone"),

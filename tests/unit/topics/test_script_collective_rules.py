@@ -33,7 +33,7 @@ def only_one(findings: tuple[Finding, ...]) -> Finding:
         ),
         pytest.param(
             [called(Purpose.FEW_NUMBERS, MS), called(Purpose.FEW_NUMBERS, 2 * MS, kind="all_gather")],
-            "metrics-every-step", 3 * MS, "2 collectives with only a few numbers in every step", id="metrics",
+            "metrics-every-step", 3 * MS, "2 collectives per step send only a few numbers", id="metrics",
         ),
         pytest.param(
             [called(Purpose.OTHER, MS, num_bytes=None)], "metrics-every-step", MS, "--record-shapes",

@@ -88,7 +88,7 @@ def test_the_whole_run_in_two_sentences(whole: Report) -> None:
     how_long, what_of = lines(whole)
     assert how_long == "203 steps in 37 s, recorded from step 3 on. Median 100 ms, longest 150 ms."
     assert what_of == (
-        "A step on average: data 8%, forward 16%, backward without waiting 8%, optimizer 4%, "
+        "An average step: data 8%, forward 16%, backward without waiting 8%, optimizer 4%, "
         "waiting for other ranks 32%; the rest is the script's own code."
     )
 
@@ -110,10 +110,10 @@ def test_how_ranks_stand_and_differ(whole: Report) -> None:
     assert table.rows == (
         ("0", "node-a", "203", "125.00", "80.00", "10.00", "45.00", "400", "500", "finished"),
         ("1", "node-a", "203", "125.00", "90.00", "10.00", "35.00", "400", "400",
-         "no end recorded: in step 203, backward for 12 s when last seen"),
+         "no end recorded; last seen in step 203: backward, for 12 s"),
     )  # fmt: skip
     assert table.note == (
-        "own: step time minus waits for other ranks; rank 1 needs 10.0 ms more than the other rank; times are means "
+        "own: step time minus waits for other ranks; rank 1 takes 10.0 ms longer than the other rank; times are means "
         "over all steps, including evaluation and checkpoints"
     )
 
@@ -308,7 +308,7 @@ SLOW = StepSlowdown(4200, None, 61 * MS, 72 * MS, 40, None, None, SlowdownCause.
     ("changes", "sentence"),
     [
         pytest.param(
-            {}, "since step 4,200, steps take 18% longer, 61.0 → 72.0 ms: rank 3 needs longer in forward", id="one-rank"
+            {}, "since step 4,200, steps take 18% longer, 61.0 → 72.0 ms: rank 3 takes longer in forward", id="one-rank"
         ),
         pytest.param(
             {"last_step": 4300, "cause": SlowdownCause.LINK, "ranks": (0, 1, 2, 3)},
@@ -323,7 +323,7 @@ SLOW = StepSlowdown(4200, None, 61 * MS, 72 * MS, 40, None, None, SlowdownCause.
         ),
         pytest.param(
             {"ranks": (0, 2), "part": StepPart.BACKWARD, "first_gradient_later_ns": 9 * MS},
-            "since step 4,200, steps take 18% longer, 61.0 → 72.0 ms: ranks 0, 2 need longer in backward, and their "
+            "since step 4,200, steps take 18% longer, 61.0 → 72.0 ms: ranks 0, 2 take longer in backward, and their "
             "first gradients come 9.00 ms later",
             id="late-gradients",
         ),
@@ -369,8 +369,8 @@ LOADERS = {
         (PauseKind.EVALUATION, "none", "Evaluation takes 30% of the run", "Evaluate less often"),
         (PauseKind.SAVE, "none", "Saving checkpoints takes 30% of the run", "Save less often"),
         (PauseKind.EPOCH, "restarted", "The start of epochs takes 30% of the run", "num_workers=3, persistent_workers"),
-        (PauseKind.EPOCH, "kept", "The start of epochs takes 30% of the run", "Start fewer epochs"),
-        (PauseKind.EPOCH, "none", "The start of epochs takes 30% of the run", "Start fewer epochs"),
+        (PauseKind.EPOCH, "kept", "The start of epochs takes 30% of the run", "Use fewer and longer epochs"),
+        (PauseKind.EPOCH, "none", "The start of epochs takes 30% of the run", "Use fewer and longer epochs"),
     ],
 )
 def test_pauses_that_take_much_of_the_run_are_a_finding(kind: PauseKind, loaders: str, title: str, advice: str) -> None:
@@ -388,9 +388,9 @@ def test_pauses_that_take_much_of_the_run_are_a_finding(kind: PauseKind, loaders
 @pytest.mark.parametrize(
     ("every", "extra_ns", "title"),
     [
-        (4, 3 * SECOND, "One in 4 steps takes much longer than the others, which adds up to 30% of the run"),
-        (4, SECOND, "One in 4 steps takes much longer than the others, which adds up to 10% of the run"),
-        (None, 3 * SECOND, "Some steps take much longer than the others, which adds up to 30% of the run"),
+        (4, 3 * SECOND, "One in 4 steps takes much longer than other steps. The extra time is 30% of the run"),
+        (4, SECOND, "One in 4 steps takes much longer than other steps. The extra time is 10% of the run"),
+        (None, 3 * SECOND, "Some steps take much longer than other steps. The extra time is 30% of the run"),
         (None, SECOND, None),
     ],
 )

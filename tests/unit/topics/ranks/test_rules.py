@@ -21,7 +21,7 @@ def test_a_straggler_costs_what_it_is_later_than_the_next() -> None:
     gradients = {1: (LateGradient(0, "c.weight", "d.weight", 190 * MS, 190 * MS, 10),)}
     finding = only(observed(stragglers=(late(1, 200 * MS, since_step=7), late(3, 150 * MS)), late_gradients=gradients))
     assert (finding.rule, finding.gain_ns) == ("straggler", 50 * MS)
-    assert finding.title == "All ranks wait for rank 1 in its backward"
+    assert finding.title == "All ranks wait for rank 1 in its backward pass"
     assert finding.evidence == (
         "it is late by 200 ms per step; it arrived last in 9 of 10 steps since step 7; the gradient of c.weight is "
         "ready 190 ms late, after the gradient of d.weight; also late, but by less: rank 3"
@@ -33,7 +33,7 @@ def test_a_straggler_costs_what_it_is_later_than_the_next() -> None:
     [
         (OwnTimePart.DATA, "to get its data", "DataLoader workers"),
         (OwnTimePart.OTHER, "between its steps", "logging"),
-        (OwnTimePart.FORWARD, "in its forward", "clocks and temperature"),
+        (OwnTimePart.FORWARD, "in its forward pass", "clocks and temperature"),
         (None, "for rank 1", "clocks and temperature"),
     ],
 )
