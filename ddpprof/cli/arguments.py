@@ -44,7 +44,7 @@ def add_profiler_options(parser: ArgumentParser) -> None:
 
 
 def hint(message: str, options: Iterable[str], others: Mapping[str, Iterable[str]]) -> str:
-    """Return a suggestion if argparse's error is about an unknown option or value, else an empty string.
+    """Return a suggestion if argparse's error is about an unknown option or value, otherwise an empty string.
 
     `others`: the options of all commands. If no option of this command is similar, the commands that have the option
     are named.

@@ -324,7 +324,7 @@ def say_how_long(seconds: float) -> None:
 
 
 def run_trials(directory: Path, experiment: Experiment, without: Container[int] = ()) -> bool:
-    """Run the trials, except those of the variants in `without`. Return True if the user interrupted them."""
+    """Run the trials, except trials of the variants in `without`. Return True if the user interrupted them."""
     from datetime import timedelta
     from statistics import median
 
@@ -432,7 +432,7 @@ def usual_step_in_words(run: Path, *, mean: bool = False) -> str:
 
 
 def _announce(experiment: Experiment, trial: Trial | None, done: int, left: str) -> None:
-    """If stdout is a terminal, show which trial is running, in a line that the next one overwrites."""
+    """If stdout is a terminal, show which trial is running, in a line that the next line overwrites."""
     from ddpprof.layout import clean
 
     if trial is not None and _redraws():
@@ -451,7 +451,7 @@ def _wipe() -> None:
 
 
 def _redraws() -> bool:
-    """Return True if a line can be overwritten by the next one."""
+    """Return True if a line of output can be overwritten by the next line."""
     return text_stream().isatty() and not CHOICES.is_quiet
 
 

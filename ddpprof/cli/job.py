@@ -163,7 +163,7 @@ _AFTER_THE_SCRIPT = ("--nproc", "--vary", "--strong", "--set")
 
 
 def split_experiment(arguments: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str], bool]:
-    """Return ddpprof's own options, the command, and whether ``--`` precedes it.
+    """Return ddpprof's own options, the command, and whether ``--`` precedes the command.
 
     After ``--``, the command may be any program.
     """
@@ -311,8 +311,8 @@ def _run_recorded(
 def _settings_of(job: JobCommand, out: Path, settings: Settings, inside: bool) -> Settings:
     """Add the command and the output path to the settings.
 
-    The first rank, or the launcher on the first node, also clears the output path. Raises ``RunExists`` if it contains
-    an earlier run that must be kept.
+    The first rank, or the launcher on the first node, also clears the output path. Raises ``RunExists`` if the path
+    contains an earlier run that must be kept.
     """
     from ddpprof.record import launch
     from ddpprof.record.run_directory import agent_of_this_process
@@ -350,7 +350,7 @@ def _check_packages(options: argparse.Namespace) -> None:
 
 
 def _note_exit(outcome: JobEnd, settings: Settings, inside: bool, num_oom_kills: int | None) -> None:
-    """Write how the job or, under a launcher, this rank ended. A rank that is killed cannot write this itself."""
+    """Record how the job ended or, under a launcher, how this rank ended. A killed rank cannot record its own end."""
     from ddpprof.record.launch import rank_given
     from ddpprof.record.torchrun import append_exit
 

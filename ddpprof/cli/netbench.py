@@ -1,4 +1,4 @@
-"""`ddpprof netbench`: start ranks that measure collectives, or run as one of them, and print the results."""
+"""`ddpprof netbench`: start ranks that measure collectives, or run as such a rank, and print the results."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ _CLOCK_PPM = 500
 
 
 def check_disk(context: Context) -> Iterator[CheckResult]:
-    """Check that there is disk space for a run in the output folder and in the temporary folder."""
+    """Check that the output folder and the temporary folder have enough disk space for a run."""
     temporary = choose_temporary_directory()
     free = {"here": shutil.disk_usage(context.out).free, "for temporary files": shutil.disk_usage(temporary).free}
     where = min(free, key=lambda name: free[name])

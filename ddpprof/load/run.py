@@ -1,6 +1,6 @@
 """Load a run directory, a folder of traces, or one trace file into a `Run`.
 
-`find_ranks` finds the files and reads almost nothing. `load_rank` reads one rank independently of the others, so that
+`find_ranks` finds the files and reads almost nothing. `load_rank` reads one rank independently of other ranks, so that
 several processes or machines can share the work. `complete` adds the information that depends on all ranks.
 """
 

@@ -135,7 +135,7 @@ class HangLook:
 
 
 def _patience_s(directory: Path) -> float:
-    """Return how many seconds to wait for the launcher to act, if a job has a dead rank and makes no progress."""
+    """Return the seconds to wait for the launcher to act if a job has a dead rank and makes no progress."""
     training = [head for head in read_heads(directory, 1) if head.state.ended == Ended.NOT_YET]
     return _RESTART_S if all(map(_has_left, training)) else _LAUNCHER_S
 
@@ -147,7 +147,7 @@ def _has_left(head: PulseHead) -> bool:
 
 
 class LossLook:
-    """Reports once that a loss is NaN or infinite, and the rank on which this began."""
+    """Reports once that a loss is NaN or infinite, and the first rank with such a loss."""
 
     every_s = 2.0
 

@@ -153,7 +153,7 @@ _EVERY_MS = 5000
 
 @dataclass(frozen=True, slots=True)
 class MetricsTarget:
-    """Address at which metrics are served, or collector to which they are sent."""
+    """The address at which metrics are served, or the collector to which they are sent."""
 
     host: str = ""
     port: int = 0

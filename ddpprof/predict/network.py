@@ -1,8 +1,8 @@
 """Model the duration of an all-reduce between the ranks of a job, and its cost to concurrent computation.
 
-Both are modelled as latency + bytes × time per byte, with a minimum (`statistics.size_model`). The parameters are
-fitted to the measurements of `ddpprof netbench` or, without them, to the buckets of the run. The buckets cover only
-their own sizes, and do not show the cost to computation.
+Each of these two is modeled as latency + bytes × time per byte, with a minimum (`statistics.size_model`). The
+parameters are fitted to the measurements of `ddpprof netbench` or, without them, to the buckets of the run. The buckets
+cover only their own sizes, and do not show the cost to computation.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Network:
         """Return the network with a typical cost to computation, for ranks without a free core for gloo's threads.
 
         On loopback, the CPU time of an all-reduce equals its duration. On slower links, netbench measures 1.3 ns per
-        byte at 4 Gbit/s, and 2 ns per byte at 1 Gbit/s. If several ranks share a core, each waits for the CPU time of
-        all of them.
+        byte at 4 Gbit/s, and 2 ns per byte at 1 Gbit/s. If several ranks share a core, each rank waits for the CPU time
+        of all these ranks.
         """
         lasts = self.link.alone.ns_per_byte
         typical = max(1.0, ranks_per_core) * (_TAKEN_ON_A_LINK + _TAKEN_WITH_TIME * lasts)

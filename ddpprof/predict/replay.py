@@ -276,7 +276,7 @@ class Training:
     def launches(self, ready_ns: Times) -> list[float]:
         """Return the launch time of each bucket: the time at which it and all previous buckets of its module are ready.
 
-        A bucket without gradients is launched together with the previous one.
+        A bucket without gradients is launched together with the previous bucket.
         """
         launches, latest = [], [0.0] * len(self.modules)
         for bucket in self.buckets:
@@ -316,7 +316,7 @@ class Training:
 
 
 def joint(trainings: Sequence[Training]) -> Training:
-    """Join the `Training` of each module in one backward pass into one.
+    """Join the `Training` objects of the modules in one backward pass.
 
     Raises `DdpprofError` if their settings differ.
     """
