@@ -87,7 +87,7 @@ def start(
     """Start a process that ends when this process ends. Raises ``OSError``.
 
     `begin`: function that the new process calls before the command. If this process has threads, `begin` must be
-    ``None``, and the child must end by itself. `options`: arguments of ``subprocess.Popen``.
+    ``None``, and the child must end on its own. `options`: arguments of ``subprocess.Popen``.
     """
     return subprocess.Popen(command, env=environment, preexec_fn=begin, **options)  # noqa: PLW1509 (no threads here)
 

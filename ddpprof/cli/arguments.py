@@ -1,7 +1,7 @@
 """Parsers for option values, and default values from environment variables or the project's ``pyproject.toml``.
 
     DDPPROF_STEPS=20                 environment variable
-    [tool.ddpprof]                   pyproject.toml, in the current folder or the nearest one above it
+    [tool.ddpprof]                   pyproject.toml, in the current folder or the nearest parent that has it
     steps = 20
 
 An option on the command line takes precedence over the environment, and the environment over the file.

@@ -134,8 +134,8 @@ def resumed(
     """Read the plan of the experiment to continue, and print the command that it runs.
 
     `arguments`: all arguments of the command. `kind`: required kind of experiment; by default, any kind in this module.
-    `may_change`: options of the experiment that may be given again. Raises `DdpprofError` if the experiment belongs to
-    another user or command.
+    `may_change`: options of the experiment that may be given again. Raises `DdpprofError` if the experiment was started
+    by another user or with another command.
     """
     from ddpprof.experiments.plan import ExperimentKind, is_of_this_user, read_plan
 
@@ -318,7 +318,7 @@ def in_minutes(seconds: float) -> str:
 
 
 def say_how_long(seconds: float) -> None:
-    """Print how long the remaining trials will take."""
+    """Print an estimate of the time that the remaining trials will take."""
     if seconds >= _LONG_S:
         progress(f"About {in_minutes(seconds)} left. Press Ctrl-C to stop; the results so far are kept.")
 

@@ -228,7 +228,7 @@ def _without(own: Sequence[str], with_value: Sequence[str], flags: Sequence[str]
 def run_recorded(
     job: JobCommand, out: Path, settings: Settings, verb: str, afterwards: Callable[[bool, JobEnd], None]
 ) -> JobEnd:
-    """Run the job with these settings. If it fails because it needs a launcher, print how to use one.
+    """Run the job with these settings. If the job needs a launcher, print how to use a launcher.
 
     `settings`: recording settings, to which the command and the output path are added. `afterwards`: function that is
     called after the job has ended, unless ``--quiet`` is given. Its arguments are whether this process runs under a
@@ -368,7 +368,7 @@ def default_out(words: Sequence[str], *, is_module: bool, kind: str = "") -> str
 
 
 def _die_of(number: int) -> NoReturn:
-    """End this process with the same signal as the job, so that its caller sees this signal."""
+    """End this process with the signal that ended the job, so that callers can see the signal."""
     sys.stdout.flush()
     import resource
 

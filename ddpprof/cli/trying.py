@@ -327,7 +327,7 @@ def _other_script(
 
 
 def _say_plan(experiment: Experiment, report: Report, promises: list[Promise], path: Path) -> None:
-    """Print what will be run, and about how long it will take."""
+    """Print the planned runs, and about how long they will take."""
     import shlex
 
     from ddpprof.experiments.conduct import steps_of

@@ -67,7 +67,7 @@ class ConditionVerdict:
 def judge(comparison: Comparison, conditions: Sequence[Condition]) -> tuple[ConditionVerdict, ...]:
     """Evaluate each condition.
 
-    A condition fails if its measure is missing, because a gate must not pass if there is nothing to check.
+    A condition fails if its measure is missing, because a gate must not pass without a check.
     """
     return tuple(_judge(comparison, condition) for condition in conditions)
 

@@ -178,7 +178,7 @@ _LEAST_LIMIT_S = 300.0
 
 
 def still_needed(experiment: Experiment, trials: Iterable[Trial], failed: Collection[int]) -> list[Trial]:
-    """Return the trials that are worth running after the variants in `failed` have failed.
+    """Return the trials that are still useful after the variants in `failed` have failed.
 
     `ddpprof try` needs the unchanged job, and at least one change to compare it with.
     """

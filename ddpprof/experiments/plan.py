@@ -55,7 +55,7 @@ class ExperimentKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to run the job."""
+    """One variant of the job."""
 
     nproc: int
     label: str = ""

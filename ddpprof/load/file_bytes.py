@@ -112,7 +112,7 @@ else:
 
 
 class UnreadableError(Exception):
-    """A file cannot be read. The message says why, without the file's name."""
+    """A file cannot be read. The message contains the reason, but not the name of the file."""
 
 
 class Stream(Protocol):

@@ -297,7 +297,7 @@ def _objection(before: Trace, trace: Trace) -> str | None:
 
 
 def _counted_on(before: Trace, trace: Trace) -> Trace:
-    """Continue the step numbers of `before` if the traces have no own step numbers, and thus count from 0."""
+    """Continue the step numbers of `before` if neither trace states step numbers, so that both are counted from 0."""
     if not (before.steps and before.steps_are_counted and trace.steps_are_counted):
         return trace
     first = before.steps[-1].number + 1

@@ -99,7 +99,7 @@ def _has_sound_buckets(module: DdpModule) -> bool:
 
 
 def _load_crash(path: Location) -> dict[str, str | bool | None]:
-    """Return where a signal such as SIGABRT ended the rank, as fields of `Record`; empty if no such signal ended it."""
+    """Return the place where a signal such as SIGABRT ended the rank, as fields of `Record`; empty without a signal."""
     try:
         text = read_small(path).decode("utf-8", "replace")
     except OSError:

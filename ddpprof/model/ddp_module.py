@@ -138,7 +138,7 @@ class Caps:
 
 
 def same_buckets(one: Buckets, other: Buckets) -> bool:
-    """Return True if the buckets are equal, in any order. Records lack the order of buckets of different kinds."""
+    """Return True if the buckets are equal, in any order. Records omit the order of buckets of different kinds."""
     return sorted(map(sorted, one)) == sorted(map(sorted, other))
 
 

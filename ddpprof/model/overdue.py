@@ -202,7 +202,7 @@ class OverdueFacts(Struct, frozen=True):
     """whether another thread is in `torch.save`"""
 
     def known(self, kind: tuple[str, str, int]) -> KindOfCall | None:
-        """Return the earlier calls of this kind, or ``None`` if this is the first call."""
+        """Return the earlier calls of this kind, or ``None`` if there are no earlier calls."""
         return next((one for one in self.kinds if (one.group, one.name, one.numel) == kind), None)
 
 

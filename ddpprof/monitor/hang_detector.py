@@ -1,10 +1,10 @@
 """Detect hangs: no rank has finished its step for ten times the usual step time, and for at least a few seconds.
 
 Intended pauses do not count as hangs: the first steps, saving and evaluation, the first batch of an epoch, a debugger,
-and a script that computes, reads or writes by itself or that waits for a program or for something outside the job. Time
-during which the machine was suspended does not count either.
+and a script whose own code computes, reads or writes, or waits for a program or for an event outside the job.
+Time during which the machine was suspended does not count either.
 
-`examine` finds out what is wrong with a job, for the launcher and for ``ddpprof diagnose``.
+`examine` determines the problem of a job, for the launcher and for ``ddpprof diagnose``.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class HangDetector:
         self._pause = _Pause()
 
     def look(self, missed_s: float = 0.0) -> Overdue | None:
-        """Return the step that is overdue now; ``None`` if no step is overdue or nothing is known.
+        """Return the step that is overdue now; ``None`` if no step is overdue or no rank is known.
 
         `missed_s`: delay of this check, or adjustment of the system clock since the previous check, in seconds.
         """

@@ -219,8 +219,8 @@ def _of_fewer_launches(table: Table) -> Verdict | None:
     """Diagnose ranks on accelerators, if NCCL has launched fewer collectives on one rank than on all other ranks.
 
     The host runs ahead of its accelerator, so ranks that wait for other ranks may be at any line. If the rank is at a
-    different line than all other ranks, the other ranks wait for the code at that line. If it is at the same line, it
-    has skipped a collective.
+    different line than all other ranks, the other ranks wait for the code at that line. If the rank is at the same line
+    as the other ranks, it has skipped a collective.
     """
     rank = ras.behind(_communicator(table))
     blamed = next((one for one in table if one.rank == rank), None)

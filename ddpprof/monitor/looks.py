@@ -91,7 +91,7 @@ class HangLook:
         self._tell(directory, seen.verdict)
 
     def _is_to_end(self) -> bool:
-        """Return True if ``--kill-after`` is due. It is never due if the job waits for something outside the job."""
+        """Return True if ``--kill-after`` is due. It is never due while the job waits for an event outside the job."""
         if self._kill_after_s is None or self._verdict is None:
             return False
         if self._verdict.hint in _MAY_GO_ON or self._verdict.fault is Fault.DOES_NOT_EXIT:

@@ -210,7 +210,7 @@ _NUM_PIECES = 60
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Step times of one rank over the last few minutes. DDP synchronizes the ranks, so one rank represents all."""
+    """Step times of a rank over the last few minutes. DDP synchronizes the ranks, so this rank represents all ranks."""
 
     rank: int
     num_steps: int

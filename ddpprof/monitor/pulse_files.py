@@ -69,7 +69,7 @@ class PulseHead:
 
 
 def read_pulse(directory: Path, rank: int) -> Pulse:
-    """Return a rank's pulse. Raises `DdpprofError` if it cannot be read, and `FileNotFoundError` if there is none."""
+    """Return a rank's pulse. Raises `DdpprofError` if the pulse is unreadable, `FileNotFoundError` if it is missing."""
     path = directory / rundir.pulse_file(rank)
     with _newest(path) as file, _named(path):
         return layout.decode(os.pread(file, layout.NUM_BYTES, 0))
@@ -109,7 +109,7 @@ def last_sign_ns(identity: PulseIdentity, state: PulseState) -> int:
 def is_silent(identity: PulseIdentity, state: PulseState, now_ns: int) -> bool:
     """Return True if a rank has not recorded its end, but ddpprof's own thread in its process no longer runs.
 
-    The process is then stopped or dead, or something holds Python's GIL.
+    The process is then stopped or dead, or a thread holds Python's GIL.
     """
     most_ns = SILENT_NS if is_here(identity) else SILENT_FAR_NS
     return state.ended == Ended.NOT_YET and now_ns - last_sign_ns(identity, state) > most_ns

@@ -106,7 +106,7 @@ class RunWatch:
         )
 
     def _name_top(self, directory: Path) -> None:
-        """Print where the run is, as soon as its ranks can be shown. Print this only once."""
+        """Print where the run is, once, as soon as its ranks can be shown."""
         if self._names_top and rundir.pulses_in(directory):
             self._names_top = False
             self._say(f"the run is in {self._out}. View its ranks with: ddpprof top {self._out}")

@@ -167,7 +167,7 @@ class SlowdownWatch:
             self._forget()
 
     def _forget(self) -> None:
-        """Keep only the half of the slowdowns that lost the most time, and the last one, which may not have ended."""
+        """Keep only the half of the slowdowns that lost the most time, and the last slowdown, which may be ongoing."""
         shifts = self._detector.shifts
         ended = sorted(range(len(shifts) - 1), key=lambda index: shifts[index].lost_ns)
         kept = sorted([*ended[-_MOST_KEPT // 2 :], len(shifts) - 1])

@@ -111,7 +111,7 @@ _MERGED_AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class AnalysisOptions:
-    """Options that say what to read, and with which processes."""
+    """Options that select the data to read, and the processes that read it."""
 
     ranks: Numbers | None = None
     """ranks to read; ``None`` for all"""
@@ -209,7 +209,7 @@ def analysed(path: Location, choice: AnalysisOptions = ALL, watch: Watch = lambd
 
 @contextmanager
 def _interruption_told(ranks: Sequence[RankFiles], cache: Cache) -> Iterator[None]:
-    """Add a message about the ranks that have been read so far to a ``KeyboardInterrupt``."""
+    """Add a message to a ``KeyboardInterrupt`` about the ranks that have been read."""
     before = {one.rank: cache.written_ns(one) for one in ranks}
     try:
         yield

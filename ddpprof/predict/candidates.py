@@ -193,7 +193,7 @@ _SPREAD_MB = (5, 100, 10, 1, 50, 2, 200, 25, 400)
 
 
 def spread(training: Training, knobs: Knobs, most: int) -> Shortlist:
-    """Choose settings without predictions: caps with different resulting buckets, and every other option on its own."""
+    """Choose settings without predictions: caps that result in different buckets, and every other option alone."""
     order = [index for bucket in training.buckets for index in bucket]
     now = Candidate(num_buckets=len(training.buckets))
     made: dict[Buckets, Candidate] = {}
@@ -225,7 +225,7 @@ class SearchedSetting:
 
 
 def try_caps(profile: Profile, base: Setting, target: Network | None = None) -> tuple[SearchedSetting, ...]:
-    """Predict DDP's default and every cap up to the first that gives a single bucket. `base`: the other settings."""
+    """Predict DDP's default, and every cap up to the first that produces one bucket. `base`: the other settings."""
     caps_mb = [None, *up_to_one_bucket(_FEW_CAPS_MB, profile.training.gradient_bytes)]
     return tuple(try_buckets(profile, base, BucketCaps(cap_mb), target) for cap_mb in caps_mb)
 

@@ -95,7 +95,7 @@ def _robust_cost(sizes: Sequence[int], times_ns: Sequence[float]) -> Cost:
 def network_of_steps(steps: Sequence[ObservedStep], training: Training) -> Network | None:
     """Fit a network to the times at which buckets were ready and finished.
 
-    Return ``None`` if no bucket was seen to finish.
+    Return ``None`` if the end of no bucket is known.
 
     If buckets are sent one after the other, their durations are known. Otherwise, search for the time per byte with
     which a replay of the buckets matches the observed times.
