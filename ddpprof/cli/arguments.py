@@ -157,8 +157,8 @@ def add_link_speed(parser: ArgumentParser) -> None:
         "--link-speed",
         type=bits_per_s,
         metavar="RATE",
-        help="speed of the link between the hosts, such as 10Gbit, if their network interfaces do not report it, as in "
-        "virtual machines and containers",
+        help="speed of the link between the hosts, such as 10Gbit; needed if their network interfaces do not report "
+        "it, as in virtual machines and containers",
     )
 
 

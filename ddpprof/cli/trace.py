@@ -69,7 +69,7 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=Settings.most_bytes >> 20,
         metavar="MIB",
-        help="stop profiling once the process has grown by this many MiB (%(default)s)",
+        help="stop profiling once the memory of the process has grown by this many MiB (%(default)s)",
     )
     add(
         "--baseline-steps",
@@ -92,8 +92,8 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--nccl-log",
         action="store_true",
-        help="let NCCL log the networks, transports, channels and algorithms that it selects to DIR/nccl, and include "
-        "them in the report. NCCL variables that you have set are kept",
+        help="log the networks, transports, channels and algorithms that NCCL selects in DIR/nccl, and include them in "
+        "the report. NCCL variables that you have set are kept",
     )
     add("--no-pulse", action="store_true", help="do not watch the job after the recorded steps")
     add_job_options(parser)

@@ -54,8 +54,8 @@ def add_try_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--script",
         metavar="[OLD=]NEW",
-        help="run this changed copy of your script instead; OLD is needed if the command has several scripts. With "
-        "--finding: the finding whose advice the copy follows",
+        help="run this changed copy of your script instead; OLD is needed if the command has several scripts. Use "
+        "--finding to give the finding whose advice the copy follows",
     )
     add(
         "--allow-lossy",

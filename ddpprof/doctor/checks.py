@@ -198,7 +198,7 @@ def check_gloo_interface(_context: Context) -> Iterator[CheckResult]:
     yield judge(
         "gloo-interface",
         found is not None,
-        "this host's name resolves to one of its interfaces",
+        "this host's name resolves to an address of one of its interfaces",
         {None: "no interface", "lo": "lo, for ranks on this host only"}.get(found) or _shown(found or ""),
         "Ranks on different hosts cannot connect to each other. Set GLOO_SOCKET_IFNAME to the interface to use, one "
         f"of: {', '.join(_up())}.",

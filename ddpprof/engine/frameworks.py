@@ -82,7 +82,8 @@ _ACCUMULATION = {
     "accelerate": "Accelerator(gradient_accumulation_steps=…), and `with accelerator.accumulate(model):` around "
     "each batch",
     "lightning": "Trainer(accumulate_grad_batches=…)",
-    "fabric": "`with fabric.no_backward_sync(model):` around all but the last",
+    "fabric": "run the forward and backward passes of all but the last batch under "
+    "`with fabric.no_backward_sync(model):`",
 }
 
 

@@ -341,7 +341,7 @@ def compiled_otherwise(found: Compilation | None, variant: Variant) -> str | Non
     if variant.optimize_ddp not in (None, found.optimize_ddp):
         return (
             f"the script sets torch._dynamo.config.optimize_ddp to {found.optimize_ddp!r} after it has constructed "
-            "DDP, which replaces the value of the trial"
+            "DDP, which overrides the value set by the trial"
         )
     return None
 

@@ -353,13 +353,13 @@ def _notes_on_collectives(file: TraceRows, collectives: Collectives) -> list[str
     if not num_open:
         return []
     return [
-        f"{num_open} collective(s) were still running when the profiler stopped: their ends in the trace are too late"
+        f"{num_open} collective(s) were still running when the profiler stopped: they end too late in the trace"
     ]
 
 
 def _notes_on_device(file: TraceRows, header: Header, on_device: bool) -> list[str]:
     if file.num_devices > 1:
-        return [f"the rank's kernels ran on {file.num_devices} accelerators; only the devices table distinguishes them"]
+        return [f"the rank's kernels ran on {file.num_devices} accelerators, which only the devices table distinguishes"]
     if on_device or not (header.has_device or file.num_launches):
         return []
     return ["the trace names an accelerator but contains no work on it: all times are host times"]

@@ -90,7 +90,7 @@ class HangDetector:
         self._pause = _Pause()
 
     def look(self, missed_s: float = 0.0) -> Overdue | None:
-        """Return the step that is overdue now; ``None`` if no step is overdue or no rank is known.
+        """Return the step that is overdue now; ``None`` if no step is overdue or the ranks are not watched.
 
         `missed_s`: delay of this check, or adjustment of the system clock since the previous check, in seconds.
         """

@@ -128,7 +128,8 @@ def _of_skipped_pass(table: Table) -> Verdict | None:
     others = others_of(table, blamed)
     if not all(one.waits_in is not None or lost_a_peer(one.evidence) for one in others):
         return None
-    later = {1: "", 2: ", nor was a later one"}.get(found.num_passes, f", nor were {found.num_passes - 1:,} later ones")
+    more = found.num_passes - 1
+    later = {0: "", 1: ", nor was a later forward pass"}.get(more, f", nor were {more:,} later forward passes")
     detail = (
         f"Its forward pass in step {found.step:,} was not followed by a backward pass{later}. Since then, DDP has "
         "averaged gradients from different batches"

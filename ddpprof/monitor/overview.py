@@ -277,8 +277,8 @@ def find_pulses(path: Path) -> Path:
         raise NotARun(f"{path} is not a run: it has no run.json. Give the --out directory of ddpprof watch or trace.")
     if not with_pulses:
         raise DdpprofError(
-            f"{path} has no pulse file. Ranks start writing one after the skipped steps: try again while the job is "
-            f"training, or see: ddpprof report {path}"
+            f"{path} has no pulse file. Ranks create pulse files after the skipped steps: try again while the job "
+            f"is training, or see: ddpprof report {path}"
         )
     return with_pulses[-1]
 

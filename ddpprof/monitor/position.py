@@ -172,7 +172,7 @@ def _is_at_a_lock(one: RankEvidence) -> Position | None:
 def _is_in_own_code(one: RankEvidence) -> Position:
     wait = outside_wait(one)
     if one.wait is Wait.SLEEP and polls(one.stack) and not one.computes:
-        said = "it polls for something and sleeps between polls"
+        said = "it polls in a loop, and sleeps between polls"
         return Position(one, None, Fault.OWN_CODE, said, Hint.WAITS_OUTSIDE)
     if one.computes or wait is None:
         return Position(one, None, Fault.OWN_CODE, _error_in_flight(one) or ("it computes" if one.computes else None))

@@ -297,7 +297,7 @@ class Collector:
         self.kept.events.keep(lambda rows: ~is_only_op[rows.identity])
 
     def _lane(self, name: object) -> int:
-        """Return the number of a stream or thread. Other names are assigned numbers from `NAMED_LANE` downward."""
+        """Return the number of a stream or thread. Names that are not numbers get numbers from `NAMED_LANE` down."""
         number = as_int(name)
         if number is not None and number > NAMED_LANE:
             return number

@@ -239,7 +239,7 @@ def test_without_communication() -> None:
 
 def test_of_light_steps() -> None:
     assert verdict(light_report()).text == (
-        "A step takes 56.2 ms. Only profiled steps show how much of it is communication."
+        "A step takes 56.2 ms. Only profiled steps show how much of this time is communication."
     )
 
 
