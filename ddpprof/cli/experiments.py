@@ -84,9 +84,9 @@ def _add_options(parser: argparse.ArgumentParser, kind: str, rounds: int) -> Non
         add(
             "--size-is",
             choices=["share", "total"],
-            help="treat the first varied option as the amount of work and fit times as constant + slope × size; "
-            "'share' is work per process (compared at equal totals; default if the name contains 'batch'), 'total' is "
-            "work of all processes",
+            help="treat the first varied option as the amount of work, and fit step times with constant + slope × "
+            "size. 'share': work per process, compared at equal totals (default if the name contains 'batch'); "
+            "'total': work of all processes",
         )
     add(
         "--set",

@@ -123,7 +123,7 @@ def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
             )
         else:
             torchrun.add_argument(*names, action=_Passed, dest="torchrun", nargs=0, help=argparse.SUPPRESS)
-    torchrun.description = "any torchrun option, by its torchrun name; torchrun then starts the ranks"
+    torchrun.description = "any torchrun option, under the same name as in torchrun, which then starts the ranks"
 
 
 class _Passed(argparse.Action):

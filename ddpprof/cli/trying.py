@@ -314,7 +314,7 @@ def _other_script(
     if len(found) > 1:
         several = ", ".join(words[at] for at in found)
         raise DdpprofError(
-            f"the job's command has several scripts ({several}). Name the one to replace: --script "
+            f"the job's command has several scripts ({several}). Name the script to replace: --script "
             f"{words[found[-1]]}={script}"
         )
     if not Path(script).is_file():

@@ -136,14 +136,14 @@ def _on_devices(context: Context, without: Trained, traced: Trained) -> list[Che
             calls[1] <= calls[0],
             f"{calls[0]} in steps that are not profiled, the same as without ddpprof",
             calls[1],
-            "Recording waits for the device in steps that it does not profile, which slows them down.",
+            "Recording waits for the device in steps that are not profiled, which slows these steps down.",
         ),
         judge(
             "foreign-contexts",
             set(foreign[1]) <= set(foreign[0]),
             f"on devices {foreign[0]}, as without ddpprof" if foreign[0] else "none",
             f"on devices {foreign[1]}" if foreign[1] else "none",
-            "Recording creates contexts on the devices of other ranks, which use memory there.",
+            "Recording creates contexts on the devices of other ranks, and these contexts use memory.",
         ),
     ]
 

@@ -302,7 +302,7 @@ def _recorded_rank(files: RankFiles, directory: Location, limits: Limits, num_pr
         record, is_whole = error.record, False
     if record is not None and None not in (record.run_id, files.run_id) and record.run_id != files.run_id:
         missing.append(
-            f"rank {rank} is from another run: the run_id in {facts_file(rank)} is not the one in {RUN_FILE}"
+            f"rank {rank} is from another run: the run_id in {facts_file(rank)} differs from the run_id in {RUN_FILE}"
         )
     if files.traces:
         try:

@@ -92,8 +92,8 @@ def read_in_processes(
 
 
 _KILLED = (
-    "the process that read it was killed, possibly because it ran out of memory. Try again with --jobs 1, or on a "
-    "machine with more memory"
+    "the process that read this rank was killed, possibly because it ran out of memory. Try again with --jobs 1, or on "
+    "a machine with more memory"
 )
 
 
@@ -302,11 +302,11 @@ def _keep(
         except (DdpprofError, CancelledError):  # the client cancels all its requests when it loses the scheduler
             raise
         except KilledWorker:
-            failed[index] = "the workers that read it were killed repeatedly, possibly because they ran out of memory"
+            failed[index] = "the workers that read this rank were killed repeatedly, possibly for lack of memory"
         except Exception as error:
             if client.status != "running":
                 raise
-            failed[index] = f"a worker could not read it: {type(error).__name__}: {error!s}".partition("\n")[0]
+            failed[index] = f"a worker could not read this rank: {type(error).__name__}: {error!s}".partition("\n")[0]
         else:
             cache.write(tasks[index].files, partial(_write, entry))
         progress.end(index)

@@ -320,10 +320,10 @@ _UNEVEN = (
     " If ranks have different numbers of batches, ranks with more batches wait for the other ranks: shard the data "
     "evenly."
 )
-_ENDED = "got SIGTERM, which launchers send to all ranks when one fails"
+_ENDED = "got SIGTERM, which launchers send to all ranks when a rank fails"
 _WITHOUT_A_WORD = (
     "killed, for example by SIGKILL or the out-of-memory killer; ended by the launcher, which ends all ranks when "
-    "one fails; or ended by os._exit()"
+    "a rank fails; or ended by os._exit()"
 )
 
 

@@ -375,7 +375,7 @@ def tuning_sections(report: TuneReport) -> Iterable[Section]:
             f"There was no prediction, so a variety of settings was tried: {clean(report.unpredicted, most=400)}"
         )
     elif not report.promises:
-        yield Line("No setting was predicted to be faster; the best one was tried anyway.")
+        yield Line("No setting was predicted to be faster; the best setting was tried anyway.")
     yield Line(
         f"Tuning took {count(report.num_steps, 'step')} of training. Trying all {report.num_distinct} distinct "
         f"settings equally often would take {report.exhaustive_steps:,} steps.",
