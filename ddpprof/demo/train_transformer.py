@@ -64,9 +64,7 @@ def parse_arguments():
     parser.add_argument("--vocabulary", type=int, default=4000)
     parser.add_argument("--read-ms", type=float, default=0.0, help="simulated time to read a sentence from a slow disk")
     parser.add_argument("--workers", type=int, default=0, help="data-loading processes per rank")
-    parser.add_argument(
-        "--bucket-cap-mb", type=float, default=None, help="bucket size of DDP (default: DDP's own)"
-    )
+    parser.add_argument("--bucket-cap-mb", type=float, default=None, help="bucket size of DDP (default: DDP's own)")
     parser.add_argument("--ranks", type=int, default=None, help="number of ranks to start without a launcher")
     return parser.parse_args()
 

@@ -148,7 +148,7 @@ def _odd_of(sides: Sequence[_Side]) -> OddRank | None:
 
 
 def _blame(odd: _Side, usual: _Side) -> OddRank:
-    """Return the first rank of `odd`, the side at fault, with its fault."""
+    """Return the first rank on the side at fault (`odd`), with its fault."""
     blamed = odd.callers[0]
     if odd.call.name == usual.call.name and not (odd.is_of_ddp or usual.is_of_ddp):
         said = (

@@ -231,7 +231,7 @@ def _of_text(lines: Iterable[str], world_size: int) -> list[Communicator]:
 
 
 def differing(communicator: Communicator) -> dict[str, dict[int, list[int]]]:
-    """Return the operations whose number of launches differs between ranks, as operation → number → ranks."""
+    """Return the operations whose number of launches differs between ranks: operation → number of launches → ranks."""
     found: dict[str, dict[int, list[int]]] = {}
     for rank, one in sorted(communicator.items()):
         for operation, number in one.counts.items():

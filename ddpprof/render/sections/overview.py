@@ -372,7 +372,8 @@ def _of_light_steps(report: Report) -> StepVerdict:
         return StepVerdict(_NO_STEPS if is_bare else "No step was recorded completely.", ())
     unknown = " The steps were timed, but not profiled. Profiled steps would show how the time is spent."
     if any(rank.light_steps for rank in report.ranks):
-        unknown = "" if file_of(report) is not None else " Only profiled steps show how much of this time is communication."
+        only = " Only profiled steps show how much of the step is communication."
+        unknown = "" if file_of(report) is not None else only
     return StepVerdict(f"{_step_takes(report, step_ns)}.{unknown}", (Number("step", in_ms(step_ns)),))
 
 
