@@ -17,7 +17,7 @@ To use individual parts of ddpprof, or the command line from Python:
     trace: ddpprof.Trace = ddpprof.load_trace("rank0.pt.trace.json.gz")       one trace of torch.profiler as tables
     overlap = ddpprof.measure_overlap(trace, step=0)                          or of the whole trace with ``step=None``
     shift = ddpprof.shift_between([10.1, 10.0, 10.2, 9.9], [11.0, 11.2, 10.9, 11.1])     two samples, in any unit
-    ddpprof.between_runs.difference_between(steps_of_a_ns, steps_of_b_ns, noise_ns)      two jobs, a value for each run
+    ddpprof.between_runs.difference_between(steps_of_a_ns, steps_of_b_ns, noise_ns)      two jobs, one value per run
     exit_code = ddpprof.main(["whatif", "runs/a", "--bucket-cap-mb", "50"])
 
 `ddpprof.hooks` provides communication hooks for DDP. A process that only reads many traces can first call

@@ -58,7 +58,7 @@ def start_resource_tracker() -> None:
     """Start `multiprocessing`'s resource tracker so that it ignores SIGHUP.
 
     When a terminal closes, all its processes receive SIGHUP. If the signal ended the tracker, `multiprocessing` would
-    start a second one, which prints an error for every resource that was registered with the first one.
+    start a second tracker, which prints an error for every resource that was registered with the first tracker.
     """
     from multiprocessing import resource_tracker
 
@@ -86,8 +86,8 @@ def start(
 ) -> Process:
     """Start a process that ends when this process ends. Raises ``OSError``.
 
-    `begin`: function that the new process runs first. If this process has threads, `begin` must be ``None``, and the
-    child must end by itself. `options`: arguments of ``subprocess.Popen``.
+    `begin`: function that the new process calls before the command. If this process has threads, `begin` must be
+    ``None``, and the child must end on its own. `options`: arguments of ``subprocess.Popen``.
     """
     return subprocess.Popen(command, env=environment, preexec_fn=begin, **options)  # noqa: PLW1509 (no threads here)
 
@@ -101,13 +101,13 @@ def helper_environment() -> dict[str, str]:
 
 
 def adopt_orphans() -> None:
-    """Make this process the new parent of descendants whose parent dies, so that it can find and end them."""
+    """Make this process the new parent of descendants whose parent dies, so that they can be found and ended."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def children(process: int) -> list[int]:
-    """Return the PIDs of the children of `process`, including adopted ones, that have not been waited for."""
+    """Return the PIDs of the children (own and adopted) of `process` that have not been waited for."""
     found = []
     for listed in Path(f"/proc/{process}/task").glob("*/children"):
         with suppress(OSError):
@@ -131,7 +131,7 @@ def kill_descendants() -> None:
 
 
 def end_descendants(grace_s: float) -> None:
-    """Send SIGTERM to this process's children, including adopted ones, and SIGKILL to any left after `grace_s`."""
+    """Send SIGTERM to this process's own and adopted children, and SIGKILL to children still alive after `grace_s`."""
     deadline = time.monotonic() + grace_s
     asked: set[int] = set()
     while left := children(os.getpid()):

@@ -45,8 +45,8 @@ def refuse_newer(where: object, found: object, known: int, error: type[DdpprofEr
     """
     if isinstance(found, int) and found > known:
         raise error(
-            f"{where} was written by a newer ddpprof: its format is {found}, but this version reads formats up to "
-            f"{known}. Update with: pip install --upgrade ddpprof"
+            f"{where} was written by a newer version of ddpprof: its format is {found}, but this version reads "
+            f"formats up to {known}. Update with: pip install --upgrade ddpprof"
         )
 
 

@@ -136,7 +136,7 @@ def outermost(start_ns: Int64Column, end_ns: Int64Column, thread: Int64Column) -
 def held_by_earlier(start_ns: Int64Column, end_ns: Int64Column, thread: Int64Column) -> NDArray[np.bool_]:
     """Return a boolean array: True for each span that is contained in the span of an earlier row of its thread.
 
-    This finds all contained spans if rows of containing spans come first.
+    The result includes all contained spans if rows of containing spans come first.
     """
     held = np.zeros(len(start_ns), np.bool_)
     for number in np.unique(thread).tolist():

@@ -89,7 +89,7 @@ class Table:
 
 
 def columns(*names: str, words: Collection[str] = ()) -> tuple[Column, ...]:
-    """Return the columns; those named in `words` contain text, and the others numbers."""
+    """Return the columns. Columns named in `words` contain text; all other columns contain numbers."""
     return tuple(Column(name, is_number=name not in words) for name in names)
 
 

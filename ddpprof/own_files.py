@@ -6,8 +6,8 @@ releases if the process is killed. The next process that writes the same file re
 
 Temporary folders exist for the duration of a command. Folders left by killed commands are removed first.
 
-The user's cache folder contains a secret key. A file's seal is a keyed hash of its content, which shows that the same
-user has written the file.
+The user's cache folder contains a secret key. The seal of a file is a hash of its content with this key. It proves that
+the same user wrote the file.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Numbers:
         return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in self.spans)
 
     def without(self, there: Iterable[int]) -> Numbers:
-        """Return the numbers except those in `there`."""
+        """Return the numbers that are not in `there`."""
         left: list[tuple[int, int]] = []
         known = sorted(set(there))
         for first, last in self.spans:

@@ -87,7 +87,7 @@ def _prepare_process() -> None:
 
 
 def _interrupt_again(unraisable: UnraisableHookArgs) -> None:
-    """Send a signal again if Python ignored the exception raised by its handler, as at the end of an import."""
+    """Send a signal again if Python ignored the exception raised by its handler, as happens at the end of an import."""
     error = unraisable.exc_value
     if isinstance(error, KeyboardInterrupt):
         number = int(signal.SIGINT)

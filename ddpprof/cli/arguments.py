@@ -1,7 +1,7 @@
 """Parsers for option values, and default values from environment variables or the project's ``pyproject.toml``.
 
     DDPPROF_STEPS=20                 environment variable
-    [tool.ddpprof]                   pyproject.toml, in the current folder or the nearest one above it
+    [tool.ddpprof]                   pyproject.toml, in the current folder or the nearest parent that has it
     steps = 20
 
 An option on the command line takes precedence over the environment, and the environment over the file.
@@ -44,7 +44,7 @@ def add_profiler_options(parser: ArgumentParser) -> None:
 
 
 def hint(message: str, options: Iterable[str], others: Mapping[str, Iterable[str]]) -> str:
-    """Return a suggestion if argparse's error is about an unknown option or value, else an empty string.
+    """Return a suggestion if argparse's error is about an unknown option or value, otherwise an empty string.
 
     `others`: the options of all commands. If no option of this command is similar, the commands that have the option
     are named.
@@ -157,8 +157,8 @@ def add_link_speed(parser: ArgumentParser) -> None:
         "--link-speed",
         type=bits_per_s,
         metavar="RATE",
-        help="speed of the link between the hosts, such as 10Gbit, if their network interfaces do not report it, as in "
-        "virtual machines and containers",
+        help="speed of the link between the hosts, such as 10Gbit; needed if their network interfaces do not report "
+        "it, as in virtual machines and containers",
     )
 
 

@@ -32,7 +32,7 @@ def add_capture_options(parser: argparse.ArgumentParser) -> None:
         "--when",
         type=_factor,
         metavar="'step>1.2x'",
-        help="start profiling when steps take this many times as long as usual",
+        help="start profiling once steps take longer than usual by this factor",
     )
     add_profiler_options(parser)
     parser.set_defaults(run=run_capture)
@@ -151,7 +151,7 @@ def _connect(directory: Path) -> socket.socket:
         else:
             why = (
                 f"no job accepts requests in {directory}. The job must run under ddpprof trace or watch, and be past "
-                "its first steps. Run this command on the machine of the lowest training rank."
+                "its first steps. Run this command on the machine of the lowest rank that trains with DDP."
             )
         raise DdpprofError(why) from error
     return job

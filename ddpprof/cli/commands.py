@@ -234,7 +234,7 @@ class _Root(_Parser):
 
 
 def refuse_unknown(words: Sequence[str]) -> NoReturn:
-    """Raise a `DdpprofError` that says that the first word is not a command and suggests a similar one."""
+    """Raise a `DdpprofError` saying that the first word is not a command, with a similar command as a suggestion."""
     word = words[0]
     if word.endswith(".py"):
         raise DdpprofError(f"{word} is not a command. To trace it: ddpprof trace {shlex.join(words)}")

@@ -182,7 +182,7 @@ def _read_side(paths: Sequence[Location], options: argparse.Namespace) -> RunSet
 
 
 def _how_to_record(comparison: Comparison, verdicts: Sequence[ConditionVerdict], a: RunSet, b: RunSet) -> list[str]:
-    """Return the commands that record the runs that are still needed on each side."""
+    """Return commands that record the runs still needed for each job."""
     from ddpprof.render.sections.comparison import runs_wanted
     from ddpprof.statistics.between_runs import MOST_RUNS
 
@@ -238,7 +238,7 @@ class Environment:
 
 
 def record_in_turn(job: JobCommand, interpreters: tuple[str, str], rounds: int) -> tuple[Environment, Environment]:
-    """Record the job `rounds` times in each environment, in alternating order, and return the environments.
+    """Record the job `rounds` times in each environment, alternating between them, and return the environments.
 
     `job`: the arguments of ``ddpprof trace``. `interpreters`: Python interpreters, or folders of virtual environments.
     The folders ``old`` and ``new`` in the job's output folder contain the runs.

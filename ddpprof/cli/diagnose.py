@@ -110,7 +110,7 @@ def _why_unknown(run: Path, directory: Path) -> str:
 
 
 def _why_well(seen: Examination, run: Path) -> str:
-    """Return a sentence about a job that neither hangs nor has failed."""
+    """Return a sentence on the state of a job that neither hangs nor has failed."""
     from ddpprof.model.hang import Standstill
     from ddpprof.model.pulse import OVERDUE_S, Ended
     from ddpprof.topics.hang_words import standstill_line

@@ -85,9 +85,9 @@ def _add_options(parser: argparse.ArgumentParser, kind: str, rounds: int) -> Non
         add(
             "--size-is",
             choices=["share", "total"],
-            help="treat the first varied option as the amount of work and fit times as constant + slope × size; "
-            "'share' is work per process (compared at equal totals; default if the name contains 'batch'), 'total' is "
-            "work of all processes",
+            help="treat the first varied option as the amount of work, and fit step times with constant + slope × "
+            "size. 'share': work per process, compared at equal totals (default if the name contains 'batch'); "
+            "'total': work of all processes",
         )
     add(
         "--set",
@@ -135,8 +135,8 @@ def resumed(
     """Read the plan of the experiment to continue, and print the command that it runs.
 
     `arguments`: all arguments of the command. `kind`: required kind of experiment; by default, any kind in this module.
-    `may_change`: options of the experiment that may be given again. Raises `DdpprofError` if the experiment belongs to
-    another user or command.
+    `may_change`: options of the experiment that may be given again. Raises `DdpprofError` if the experiment was started
+    by another user or with another command.
     """
     from ddpprof.experiments.plan import ExperimentKind, is_of_this_user, read_plan
 
@@ -319,13 +319,13 @@ def in_minutes(seconds: float) -> str:
 
 
 def say_how_long(seconds: float) -> None:
-    """Print how long the remaining trials will take."""
+    """Print an estimate of the time that the remaining trials will take."""
     if seconds >= _LONG_S:
         progress(f"About {in_minutes(seconds)} left. Press Ctrl-C to stop; the results so far are kept.")
 
 
 def run_trials(directory: Path, experiment: Experiment, without: Container[int] = ()) -> bool:
-    """Run the trials, except those of the variants in `without`. Return True if the user interrupted them."""
+    """Run the trials, except trials of the variants in `without`. Return True if the user interrupted them."""
     from datetime import timedelta
     from statistics import median
 
@@ -436,7 +436,7 @@ def usual_step_in_words(run: Path, *, mean: bool = False) -> str:
 
 
 def _announce(experiment: Experiment, trial: Trial | None, done: int, left: str) -> None:
-    """If stdout is a terminal, show which trial is running, in a line that the next one overwrites."""
+    """If stdout is a terminal, show which trial is running, in a line that the next line overwrites."""
     from ddpprof.layout import clean
 
     if trial is not None and _redraws():
@@ -455,7 +455,7 @@ def _wipe() -> None:
 
 
 def _redraws() -> bool:
-    """Return True if a line can be overwritten by the next one."""
+    """Return True if a line of output can be overwritten by the next line."""
     return text_stream().isatty() and not CHOICES.is_quiet
 
 

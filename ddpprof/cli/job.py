@@ -123,7 +123,7 @@ def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
             )
         else:
             torchrun.add_argument(*names, action=_Passed, dest="torchrun", nargs=0, help=argparse.SUPPRESS)
-    torchrun.description = "any torchrun option, by its torchrun name; torchrun then starts the ranks"
+    torchrun.description = "any torchrun option, under the same name as in torchrun, which then starts the ranks"
 
 
 class _Passed(argparse.Action):
@@ -163,7 +163,7 @@ _AFTER_THE_SCRIPT = ("--nproc", "--vary", "--strong", "--set")
 
 
 def split_experiment(arguments: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str], bool]:
-    """Return ddpprof's own options, the command, and whether ``--`` precedes it.
+    """Return ddpprof's own options, the command, and whether ``--`` precedes the command.
 
     After ``--``, the command may be any program.
     """
@@ -228,7 +228,7 @@ def _without(own: Sequence[str], with_value: Sequence[str], flags: Sequence[str]
 def run_recorded(
     job: JobCommand, out: Path, settings: Settings, verb: str, afterwards: Callable[[bool, JobEnd], None]
 ) -> JobEnd:
-    """Run the job with these settings. If it fails because it needs a launcher, print how to use one.
+    """Run the job with these settings. If the job needs a launcher, print how to use a launcher.
 
     `settings`: recording settings, to which the command and the output path are added. `afterwards`: function that is
     called after the job has ended, unless ``--quiet`` is given. Its arguments are whether this process runs under a
@@ -311,8 +311,8 @@ def _run_recorded(
 def _settings_of(job: JobCommand, out: Path, settings: Settings, inside: bool) -> Settings:
     """Add the command and the output path to the settings.
 
-    The first rank, or the launcher on the first node, also clears the output path. Raises ``RunExists`` if it contains
-    an earlier run that must be kept.
+    The first rank, or the launcher on the first node, also clears the output path. Raises ``RunExists`` if the path
+    contains an earlier run that must be kept.
     """
     from ddpprof.record import launch
     from ddpprof.record.run_directory import agent_of_this_process
@@ -350,7 +350,7 @@ def _check_packages(options: argparse.Namespace) -> None:
 
 
 def _note_exit(outcome: JobEnd, settings: Settings, inside: bool, num_oom_kills: int | None) -> None:
-    """Write how the job or, under a launcher, this rank ended. A rank that is killed cannot write this itself."""
+    """Record how the job ended or, under a launcher, how this rank ended. A killed rank cannot record its own end."""
     from ddpprof.record.launch import rank_given
     from ddpprof.record.torchrun import append_exit
 
@@ -368,7 +368,7 @@ def default_out(words: Sequence[str], *, is_module: bool, kind: str = "") -> str
 
 
 def _die_of(number: int) -> NoReturn:
-    """End this process with the same signal as the job, so that its caller sees this signal."""
+    """End this process with the signal that ended the job, so that callers can see the signal."""
     sys.stdout.flush()
     import resource
 

@@ -1,4 +1,4 @@
-"""`ddpprof netbench`: start ranks that measure collectives, or run as one of them, and print the results."""
+"""`ddpprof netbench`: start ranks that measure collectives, or run as such a rank, and print the results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def add_netbench_options(parser: argparse.ArgumentParser) -> None:
         type=sizes_bytes,
         default=_SIZES,
         metavar="SIZES",
-        help="message sizes: a range of sizes that double, or a list such as 64K,1M,25M (%(default)s)",
+        help="message sizes: a range, in which each size doubles, or a list such as 64K,1M,25M (%(default)s)",
     )
     add(
         "--collective",

@@ -29,7 +29,7 @@ def add_output_options(parser: argparse.ArgumentParser, *, has_tables: bool = Fa
     parser.add_argument(
         "--format",
         choices=["terminal", "json", "markdown", "html"],
-        help="output format (default: terminal, or by the suffix of --out)",
+        help="output format (default: from the suffix of --out, otherwise terminal)",
     )
     parser.add_argument("--json", action="store_const", const="json", dest="format", help="short for --format json")
     tables = "; FOLDER/ writes each table as a Parquet file" if has_tables else ""

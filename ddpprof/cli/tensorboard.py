@@ -142,7 +142,7 @@ def distinct_names(paths: Sequence[Location]) -> list[str]:
 
 
 def _write_beside(path: Location, with_plugin: bool, options: argparse.Namespace) -> Path | None:
-    """Write into the run directory. Return ``None`` if it is not a ddpprof run, is remote, or is not writable."""
+    """Write the log directory into the run; return ``None`` if `path` is not a ddpprof run, is remote or read-only."""
     if isinstance(path, RemotePath) or not path.is_dir() or not rundir.is_run(path):
         return None
     folder = path / rundir.TENSORBOARD_DIRECTORY

@@ -62,7 +62,7 @@ def _why_nothing(report: Report) -> str:
         return "no steps were profiled. Record some with: ddpprof trace train.py"
     ranks = [rank.rank for rank in report.ranks if rank.steps]
     return (
-        f"the selected ranks have no such steps. The run has steps {known[0]}-{known[-1]} of ranks "
+        f"the selected ranks do not have these steps. The run has steps {known[0]}-{known[-1]} of ranks "
         f"{ranks[0]}-{ranks[-1]}"
     )
 

@@ -185,7 +185,7 @@ def _hang_lines(directory: Path, now: Overview) -> list[str]:
 
 
 def _slowdown_lines(directory: Path, world_size: int) -> list[str]:
-    """Return a sentence for each of the last slowdowns that the job's launcher has found."""
+    """Return a sentence for each of the most recent slowdowns that the job's launcher has found."""
     from ddpprof.monitor.pulse_files import read_slowdowns
     from ddpprof.topics.whole_run import slowdown_sentence
 

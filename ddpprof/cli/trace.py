@@ -69,7 +69,7 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=Settings.most_bytes >> 20,
         metavar="MIB",
-        help="stop profiling once the process has grown by this many MiB (%(default)s)",
+        help="stop profiling once the memory of the process has grown by this many MiB (%(default)s)",
     )
     add(
         "--baseline-steps",
@@ -92,8 +92,8 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--nccl-log",
         action="store_true",
-        help="let NCCL log the networks, transports, channels and algorithms that it selects to DIR/nccl, and include "
-        "them in the report. NCCL variables that you have set are kept",
+        help="log the networks, transports, channels and algorithms that NCCL selects in DIR/nccl, and include them in "
+        "the report. NCCL variables that you have set are kept",
     )
     add("--no-pulse", action="store_true", help="do not watch the job after the recorded steps")
     add_job_options(parser)
@@ -170,13 +170,13 @@ def _trace(job: JobCommand, out: Path) -> JobEnd:
 
 
 def _after_trace(job: JobCommand, out: Path, inside: bool, end: JobEnd) -> None:
-    """Print the report, or why there is none. `inside`: whether this process is a rank."""
+    """Print the report, or the reason why there is no report. `inside`: whether this process is a rank."""
     if _has_run_to_tell_of(job, out, inside, end):
         _print_run(out, summary_only=end.signal is not None)
 
 
 def _has_run_to_tell_of(job: JobCommand, out: Path, inside: bool, end: JobEnd) -> bool:
-    """Return True if this process should report on the run. Otherwise, print where the run is, or why there is none."""
+    """Return True if this process should report on the run. Otherwise, print where the run is, or why it is missing."""
     from ddpprof import rundir
     from ddpprof.record.launch import is_first_rank
 
@@ -196,7 +196,7 @@ def _has_run_to_tell_of(job: JobCommand, out: Path, inside: bool, end: JobEnd) -
 
 
 def _say_how_it_failed(out: Path) -> None:
-    """If a rank failed before the run was created, print which one."""
+    """If a rank failed before the run was created, print its number."""
     from ddpprof.monitor.hang_detector import examine
     from ddpprof.topics.hang_words import verdict_lines
 
@@ -255,7 +255,7 @@ _NOT_REACHED = (
 
 
 def nothing_recorded(attempted: Sequence[Path], name: str, failed: bool = False, is_one_node: bool = True) -> str:
-    """Return why nothing was recorded. A run is created at the first forward pass of a DDP module."""
+    """Return a message that says why nothing was recorded. A run is created at a DDP module's first forward pass."""
     from ddpprof import rundir
 
     if failed and not any(map(rundir.is_run, attempted)):

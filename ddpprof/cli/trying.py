@@ -54,8 +54,8 @@ def add_try_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--script",
         metavar="[OLD=]NEW",
-        help="run this changed copy of your script instead; OLD is needed if the command has several scripts. With "
-        "--finding: the finding whose advice the copy follows",
+        help="run this changed copy of your script instead; OLD is needed if the command has several scripts. Use "
+        "--finding to give the finding whose advice the copy follows",
     )
     add(
         "--allow-lossy",
@@ -314,7 +314,7 @@ def _other_script(
     if len(found) > 1:
         several = ", ".join(words[at] for at in found)
         raise DdpprofError(
-            f"the job's command has several scripts ({several}). Name the one to replace: --script "
+            f"the job's command has several scripts ({several}). Name the script to replace: --script "
             f"{words[found[-1]]}={script}"
         )
     if not Path(script).is_file():
@@ -327,7 +327,7 @@ def _other_script(
 
 
 def _say_plan(experiment: Experiment, report: Report, promises: list[Promise], path: Path) -> None:
-    """Print what will be run, and about how long it will take."""
+    """Print the planned runs, and about how long they will take."""
     import shlex
 
     from ddpprof.experiments.conduct import steps_of

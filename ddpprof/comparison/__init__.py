@@ -5,7 +5,7 @@ lightly recorded steps if one of the runs has no profiled steps. Each run is one
 
     noise of a median = 1.57 × (3rd quartile - 1st quartile) / sqrt(runs)      (McGill, Tukey, Larsen 1978)
 
-Two medians differ beyond noise if their difference is larger than the sum of the noise of both.
+Two medians differ beyond noise if their difference is larger than the sum of their noise.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class MetricChange:
         return min(len(self.runs_a_ns), len(self.runs_b_ns))
 
     def runs_needed(self, limit_ns: float) -> int | None:
-        """Return the number of runs per side that is needed to distinguish a difference of `limit_ns` from none."""
+        """Return the number of runs per side that is needed to distinguish a difference of `limit_ns` from zero."""
         if self.difference is None:
             return None
         return runs_needed(self.difference, self.num_runs, limit_ns, self.num_questions)
@@ -209,7 +209,7 @@ class Comparison(ShownInNotebooks):
 def compare(a: RunSet, b: RunSet, asked: Sequence[str] = ("step",)) -> Comparison:
     """Compare two jobs.
 
-    The confidence intervals of the `asked` measures are simultaneous, and so are those of all other measures.
+    Confidence intervals are simultaneous within two groups of measures: `asked`, and all other measures.
     """
     metrics = _metrics(a.reports, b.reports, asked)
     slower, why_not = _kernels(a, b)
@@ -250,7 +250,7 @@ def medians_ns(report: Report) -> dict[str, int]:
 
 
 def _kernels(a: RunSet, b: RunSet) -> tuple[tuple[KernelChange, ...], str | None]:
-    """Compare the kernels of the typical runs. Also return why the other kernels are not compared, if there are any.
+    """Compare the kernels of the typical runs. Also return a note on omitted kernels, or ``None``.
 
     With several runs, only kernels that differ between every run of A and every run of B are kept.
     """
@@ -314,7 +314,7 @@ def _metrics(a: Sequence[Report], b: Sequence[Report], asked: Sequence[str]) -> 
 
 
 def _mean_step(report: Report) -> list[float]:
-    """Return the mean step of the whole run, ns; empty if it is unknown."""
+    """Return the mean step time of the whole run in ns; empty if it is unknown."""
     steps = report.whole_run.steps if report.whole_run is not None else None
     return [] if steps is None else [float(steps.mean_ns)]
 
@@ -322,7 +322,7 @@ def _mean_step(report: Report) -> list[float]:
 def _wrapper(reports: Sequence[Report]) -> Callable[[StepReport], int | None]:
     """Return a function that sums the parts of DDP's own work that are known in all runs.
 
-    Traces that ddpprof did not record lack some parts.
+    Traces that ddpprof did not record do not contain all parts.
     """
     parts = [field.name for field in fields(WrapperCost)]
     known = [
@@ -435,7 +435,7 @@ def _noise_ns(summary: KernelSummary) -> float | None:
 def compare_kernels(
     a: Sequence[KernelSummary], b: Sequence[KernelSummary]
 ) -> tuple[tuple[KernelChange, ...], str | None]:
-    """Return the kernels whose median changed beyond noise, largest increase in time first.
+    """Return the kernels whose median changed beyond noise, in descending order of the increase in time.
 
     Also return a message about kernels that occur in only one of the jobs, or ``None``.
     """

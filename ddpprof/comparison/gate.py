@@ -67,7 +67,7 @@ class ConditionVerdict:
 def judge(comparison: Comparison, conditions: Sequence[Condition]) -> tuple[ConditionVerdict, ...]:
     """Evaluate each condition.
 
-    A condition fails if its measure is missing, because a gate must not pass if there is nothing to check.
+    A condition fails if its measure is missing, because a gate must not pass without a check.
     """
     return tuple(_judge(comparison, condition) for condition in conditions)
 
@@ -88,7 +88,7 @@ def _judge(comparison: Comparison, condition: Condition) -> ConditionVerdict:
         return ConditionVerdict(condition, GateResult.FAILED if exceeds else GateResult.PASSED, said)
     needed = change.runs_needed(limit_ns)
     if not change.difference.is_measured:
-        said += f"; {_count(change)} too few to tell whether that is noise"
+        said += f"; {_count(change)} too few to tell whether this is noise"
     elif needed is not None and needed > MOST_RUNS:
         said += f"; even {MOST_RUNS} runs on each side would not be enough, because the runs vary too much"
     return ConditionVerdict(condition, GateResult.UNKNOWN, said, needed)

@@ -25,7 +25,7 @@ class RepeatedRun:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedFinding:
-    """A finding of one or more runs. Stragglers on different ranks are different findings."""
+    """A finding that occurs in one or more runs. Stragglers on different ranks are different findings."""
 
     rule: str
     title: str
@@ -46,7 +46,7 @@ class RepeatedReport:
 
     @property
     def spread(self) -> float | None:
-        """Difference between the step times of the slowest and the fastest run, as a fraction of the latter."""
+        """Difference between the step times of the slowest and the fastest run, as a fraction of the fastest."""
         steps_ns = [run.step_ns for run in self.runs if run.step_ns]
         return max(steps_ns) / min(steps_ns) - 1 if len(steps_ns) > 1 else None
 

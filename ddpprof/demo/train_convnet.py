@@ -71,9 +71,7 @@ def parse_arguments():
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--width", type=int, default=32, help="channels of the first layer")
     parser.add_argument("--workers", type=int, default=0, help="data-loading processes per rank")
-    parser.add_argument(
-        "--bucket-cap-mb", type=float, default=None, help="bucket size of DDP; its own default if not given"
-    )
+    parser.add_argument("--bucket-cap-mb", type=float, default=None, help="bucket size of DDP (default: DDP's own)")
     parser.add_argument("--ranks", type=int, default=None, help="number of ranks to start without a launcher")
     return parser.parse_args()
 

@@ -62,11 +62,9 @@ def parse_arguments():
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--length", type=int, default=48, help="tokens in a sentence")
     parser.add_argument("--vocabulary", type=int, default=4000)
-    parser.add_argument("--read-ms", type=float, default=0.0, help="time to read a sentence, to simulate a slow disk")
+    parser.add_argument("--read-ms", type=float, default=0.0, help="simulated time to read a sentence from a slow disk")
     parser.add_argument("--workers", type=int, default=0, help="data-loading processes per rank")
-    parser.add_argument(
-        "--bucket-cap-mb", type=float, default=None, help="bucket size of DDP; its own default if not given"
-    )
+    parser.add_argument("--bucket-cap-mb", type=float, default=None, help="bucket size of DDP (default: DDP's own)")
     parser.add_argument("--ranks", type=int, default=None, help="number of ranks to start without a launcher")
     return parser.parse_args()
 

@@ -115,7 +115,7 @@ _CLOCK_PPM = 500
 
 
 def check_disk(context: Context) -> Iterator[CheckResult]:
-    """Check that there is disk space for a run in the output folder and in the temporary folder."""
+    """Check that the output folder and the temporary folder have enough disk space for a run."""
     temporary = choose_temporary_directory()
     free = {"here": shutil.disk_usage(context.out).free, "for temporary files": shutil.disk_usage(temporary).free}
     where = min(free, key=lambda name: free[name])
@@ -198,7 +198,7 @@ def check_gloo_interface(_context: Context) -> Iterator[CheckResult]:
     yield judge(
         "gloo-interface",
         found is not None,
-        "this host's name resolves to one of its interfaces",
+        "this host's name resolves to an address of one of its interfaces",
         {None: "no interface", "lo": "lo, for ranks on this host only"}.get(found) or _shown(found or ""),
         "Ranks on different hosts cannot connect to each other. Set GLOO_SOCKET_IFNAME to the interface to use, one "
         f"of: {', '.join(_up())}.",

@@ -126,7 +126,7 @@ def check_unchanged(context: Context) -> Iterator[CheckResult]:
 
 def _on_devices(context: Context, without: Trained, traced: Trained) -> list[CheckResult]:
     if context.setup.device == "cpu":
-        reason = "it needs a GPU; on a CPU, there are no synchronizing calls and no contexts"
+        reason = "this check needs a GPU: on a CPU, there are no synchronizing calls and no contexts"
         return [skip("synchronizing-calls", reason), skip("foreign-contexts", reason)]
     calls = [trained.told["synchronizing_calls"] for trained in (without, traced)]
     foreign = [trained.told["foreign_contexts"] for trained in (without, traced)]
@@ -136,14 +136,14 @@ def _on_devices(context: Context, without: Trained, traced: Trained) -> list[Che
             calls[1] <= calls[0],
             f"{calls[0]} in steps that are not profiled, the same as without ddpprof",
             calls[1],
-            "Recording waits for the device in steps that it does not profile, which slows them down.",
+            "Recording waits for the device in steps that are not profiled, which slows these steps down.",
         ),
         judge(
             "foreign-contexts",
             set(foreign[1]) <= set(foreign[0]),
             f"on devices {foreign[0]}, as without ddpprof" if foreign[0] else "none",
             f"on devices {foreign[1]}" if foreign[1] else "none",
-            "Recording creates contexts on the devices of other ranks, which use memory there.",
+            "Recording creates contexts on the devices of other ranks, and these contexts use memory.",
         ),
     ]
 
@@ -260,7 +260,7 @@ def _judge_profiler(probe: Mapping[str, object], gpus: int) -> CheckResult:
 
 def _judge_other_profilers(environment: Mapping[str, str], gpus: int) -> CheckResult:
     if not gpus:
-        return skip("other-profilers", "it needs a GPU; only CUPTI is limited to one profiler at a time")
+        return skip("other-profilers", "this check needs a GPU: only CUPTI is limited to one profiler at a time")
     there = [name for name in _OTHER_PROFILERS if environment.get(name)]
     return judge(
         "other-profilers",

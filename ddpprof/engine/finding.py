@@ -60,7 +60,7 @@ def since_torch(argument: str) -> str:
 
 
 def equal_caps(equal_mb: tuple[float, float] | None) -> str:
-    """Return a note, to be appended to an argument, on the range of caps that the prediction cannot tell apart."""
+    """Return a note, to be appended to an argument, on the range of caps that the prediction cannot distinguish."""
     if equal_mb is None:
         return ""
     return f" ({equal_mb[0]:g} to {equal_mb[1]:g} MB are equal within the error of the prediction)"
@@ -293,7 +293,7 @@ class Finding:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether the finding may be recommended first: its gain was measured, or trials of its rule allow it."""
+        """Whether the finding may be recommended first: its gain was measured, or its rule is trusted."""
         return self.is_decided or is_trusted(self.rule)
 
     @property
@@ -303,7 +303,7 @@ class Finding:
 
     @property
     def is_decided(self) -> bool:
-        """Whether the change was tried, and the trials were enough for a verdict."""
+        """Whether the change was tried in enough trials for a verdict."""
         return self.measured is not None and self.measured.outcome is not Outcome.CANNOT_TELL
 
     @property
@@ -322,7 +322,7 @@ def at_most(gain_ns: int | None, predicted: Predicted | None) -> int | None:
 
 
 def hoped_for(gain_ns: int | None, predicted: Predicted | None) -> tuple[int | None, Predicted | None]:
-    """Return the maximum gain and the prediction, or ``None`` for both if the step is predicted to become longer."""
+    """Return the maximum gain and the prediction, or (``None``, ``None``) if the step is predicted to become longer."""
     if predicted is not None and predicted.gain_ns < 0:
         return None, None
     return at_most(gain_ns, predicted), predicted

@@ -64,7 +64,7 @@ def without_ddp_argument(framework: str | None, name: str) -> str:
 
 
 def accumulation(framework: str | None, static_graph: bool) -> str:
-    """Return how to accumulate gradients over several batches.
+    """Return instructions for accumulating gradients over several batches.
 
     `static_graph`: whether DDP has ``static_graph=True``, with which the first backward pass must reduce gradients.
     """
@@ -82,7 +82,8 @@ _ACCUMULATION = {
     "accelerate": "Accelerator(gradient_accumulation_steps=…), and `with accelerator.accumulate(model):` around "
     "each batch",
     "lightning": "Trainer(accumulate_grad_batches=…)",
-    "fabric": "`with fabric.no_backward_sync(model):` around all but the last",
+    "fabric": "run the forward and backward passes of all but the last batch under "
+    "`with fabric.no_backward_sync(model):`",
 }
 
 
@@ -114,7 +115,7 @@ _REDUCE_ONCE = {
 
 
 def compression(framework: str | None, backend: str | None, *arguments: str) -> str | None:
-    """Return how to send gradients in half precision, or ``None`` if the framework has no option for it.
+    """Return code that sends gradients in half precision, or ``None`` if the framework has no option for it.
 
     `arguments`: other arguments of DDP's constructor to set together with it.
     """
@@ -131,7 +132,7 @@ def compression(framework: str | None, backend: str | None, *arguments: str) -> 
 
 
 def timeout_argument(framework: str | None) -> str:
-    """Return how to set the timeout of a process group's collectives."""
+    """Return code that sets the timeout of a process group's collectives."""
     return _TIMEOUT.get(framework, _TIMEOUT[None])
 
 
@@ -145,7 +146,7 @@ _TIMEOUT = {
 
 
 def or_join(framework: str | None) -> str:
-    """Return a note on how to train with uneven numbers of batches; empty if the framework does not support it."""
+    """Return a note on training with uneven numbers of batches; empty if the framework does not support this."""
     if framework == "accelerate":
         return "; or train within `with accelerator.join_uneven_inputs([model]):`"
     return "" if framework is not None else f"; or {TRAIN_WITHIN_JOIN}"
@@ -155,7 +156,7 @@ TRAIN_WITHIN_JOIN = "train within `with model.join():`, if the loop has no colle
 
 
 def divide_data(framework: str | None, loader: Loader) -> str:
-    """Return how to shard the data across the ranks."""
+    """Return advice on sharding the data across the ranks."""
     if framework in _DIVISION:
         return _DIVISION[framework]
     if loader.is_iterable:
@@ -182,14 +183,14 @@ _DIVISION = {
 
 
 def reshuffle(framework: str | None) -> str:
-    """Return how to shuffle the data differently in each epoch."""
+    """Return advice on shuffling the data differently in each epoch."""
     if framework == "accelerate":
         return "Call loader.set_epoch(epoch) at the start of each epoch; Accelerate's DataLoader passes it on."
     return "Call sampler.set_epoch(epoch) at the start of each epoch."
 
 
 def seed_ranks(framework: str | None, generators: Sequence[str]) -> str:
-    """Return how to seed each rank differently.
+    """Return advice on seeding each rank differently.
 
     `generators`: generators that have the same state on all ranks, as device types or module names. If only the
     accelerators' generators are identical, the CPU generator is not seeded, because it often determines the order of
@@ -221,7 +222,7 @@ _SEEDS = {
 
 
 def load_with(framework: str | None, num_workers: int, persistent: bool) -> str:
-    """Return how to load data with this number of workers. `persistent`: whether to use persistent workers."""
+    """Return code that loads data with this number of workers. `persistent`: whether to use persistent workers."""
     if framework == "transformers":
         more = ", dataloader_persistent_workers=True" if persistent else ""
         return f"TrainingArguments(dataloader_num_workers={num_workers}{more})"

@@ -45,7 +45,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Declares a field that contains another dataclass, whose numbers are included in this one."""
+    """Declares a field that contains another dataclass, whose numbers are included in the enclosing dataclass."""
 
     prefix: str = ""
     """prefix of the column names"""
@@ -127,7 +127,7 @@ def _fields(row: type) -> Iterator[tuple[str, type, tuple[object, ...]]]:
 
 
 def _bare(hint: Any) -> Any:
-    """Return the type without annotations, ``None`` and enclosing tuple."""
+    """Return the type without annotations, ``None`` or an enclosing tuple."""
     if hasattr(hint, "__metadata__"):
         return _bare(hint.__origin__)
     if _is_tuple(hint):

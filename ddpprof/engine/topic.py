@@ -1,7 +1,7 @@
 """The interface of a topic, which combines the measures, rules and report sections for one question about a job.
 
 `report/topics.py` lists the topics. Other code uses only this interface, and does not depend on a particular topic.
-Other packages provide topics with an entry point in the group ``ddpprof.topics`` that refers to a `Topic`.
+Other packages provide topics through entry points in the group ``ddpprof.topics``, each of which refers to a `Topic`.
 
 `find` returns the findings of all topics, sorted by priority.
 """
@@ -100,7 +100,7 @@ class View:
     """results of each topic for the run, by topic name; see `__getitem__`"""
 
     def __getitem__(self, topic: Topic[Any, _OfRun]) -> _OfRun | None:
-        """Return the results of a topic, or ``None`` if it has none or if it is later in the list of topics."""
+        """Return the results of a topic; ``None`` if the topic has none or comes later in the list of topics."""
         return cast("_OfRun | None", self.shown.get(topic.name))
 
     @property
@@ -154,7 +154,7 @@ class ReportView(Protocol):
         """Return the command that records the run again, with further options."""
 
     def __getitem__(self, topic: Topic[Any, _OfRun]) -> _OfRun | None:
-        """Return the results of a topic in the report, or ``None`` if it has none."""
+        """Return the results of a topic in the report; ``None`` if the topic has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class TableSchema(Generic[_OfRun]):
 
 @dataclass(frozen=True, slots=True)
 class FileMeasures(Generic[_OfRun]):
-    """What another tool measured in a job, read from its file."""
+    """Measurements of a job by another tool, read from the tool's file."""
 
     measured: _OfRun
     backend: str | None
@@ -328,13 +328,13 @@ def find(view: View, topics: Iterable[Topic[Any, Any]]) -> tuple[Finding, ...]:
 def in_order(findings: Iterable[Finding], view: View, advice: Mapping[str, str]) -> tuple[Finding, ...]:
     """Sort the findings: errors that break or distort training, then gains, then other findings, then noise.
 
-    Among the gains, changes that do not affect the results of training come before changes that round gradients. Rules
-    that trials often did not confirm come after both. Gains that only a replay could predict come after the other
-    findings if the run could not be replayed, and are never the first fix. Among the noise, changes that are worth
-    trying come first; of these, changes that round gradients come last.
+    Among the gains, changes that do not affect the results of training come before changes that round gradients. Gains
+    from rules that trials often did not confirm come after these two groups. Gains that only a replay could predict
+    come after the other findings if the run could not be replayed, and are never the first fix. Among the noise,
+    changes that are worth trying come first; of these, changes that round gradients come last.
 
-    If several findings recommend the same change, only the first of them is returned. The rules of such findings use
-    the same entry of `Predictions`. `advice`: advice that replaces a rule's own advice, by rule.
+    If several findings recommend the same change, only the first of them is returned. Such findings share an entry of
+    `Predictions`. `advice`: advice that replaces a rule's own advice, by rule.
     """
     found: dict[object, Finding] = {}
     for finding in findings:
@@ -400,7 +400,7 @@ def _by_gain(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _least_ns(finding: Finding) -> int:
-    """Return the minimum gain, ns per step. If only an upper bound is known, half of it is assumed."""
+    """Return the minimum gain, ns per step. If only an upper bound is known, half of that bound is assumed."""
     return (finding.expected_ns or 0) // 2 if finding.predicted is None else finding.predicted.low_ns
 
 

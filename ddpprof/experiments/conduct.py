@@ -150,7 +150,7 @@ def conduct(
 
     If a trial is interrupted, yield the trial and ``None``, and return.
 
-    A variant that has failed is left out of later rounds. A trial is ended if it takes `_MUCH_LONGER` times as long as
+    Later rounds skip variants that have failed. A trial is ended if it takes `_MUCH_LONGER` times as long as
     the longest successful trial before it. Raises `CannotRecord`.
     """
     failed: set[int] = set()
@@ -178,7 +178,7 @@ _LEAST_LIMIT_S = 300.0
 
 
 def still_needed(experiment: Experiment, trials: Iterable[Trial], failed: Collection[int]) -> list[Trial]:
-    """Return the trials that are worth running after the variants in `failed` have failed.
+    """Return the trials that are still useful after the variants in `failed` have failed.
 
     `ddpprof try` needs the unchanged job, and at least one change to compare it with.
     """
@@ -280,7 +280,7 @@ def job_of(experiment: Experiment, variant: Variant) -> tuple[list[str], dict[st
     """Return the command of a trial, and the environment variables that replace a launcher. Raises `CannotRecord`.
 
     A single process is started without a launcher, so the script may start its own ranks. A command that contains
-    ``{nproc}``, the number of processes, starts them itself.
+    ``{nproc}``, the number of processes, starts these processes itself.
     """
     places = {**variant.places, "nproc": str(variant.nproc)}
     words = [_filled(word, places) for word in (*(variant.command or experiment.command), *variant.words)]
@@ -303,7 +303,7 @@ def _filled(word: str, places: dict[str, str]) -> str:
 
 
 def _refuse_another_number(folder: Path, experiment: Experiment, variant: Variant) -> None:
-    """Raise `CannotRecord` if the number of ranks that the script has started is not the requested number."""
+    """Raise `CannotRecord` if the script did not start the requested number of ranks."""
     started = read_world_size(folder)
     if started is not None and started != variant.nproc and not variant.any_number:
         raise CannotRecord(
@@ -331,7 +331,7 @@ def _problem(folder: Path, experiment: Experiment, variant: Variant, exit_code: 
 
 
 def compiled_otherwise(found: Compilation | None, variant: Variant) -> str | None:
-    """Return why the DDP module was not compiled as the variant requires; ``None`` if it was."""
+    """Return the reason why the DDP module was not compiled as the variant requires; ``None`` if it was."""
     if variant.optimize_ddp is None and variant.compile_order is None:
         return None
     if found is None:
@@ -341,7 +341,7 @@ def compiled_otherwise(found: Compilation | None, variant: Variant) -> str | Non
     if variant.optimize_ddp not in (None, found.optimize_ddp):
         return (
             f"the script sets torch._dynamo.config.optimize_ddp to {found.optimize_ddp!r} after it has constructed "
-            "DDP, which replaces the value of the trial"
+            "DDP, which overrides the value set by the trial"
         )
     return None
 

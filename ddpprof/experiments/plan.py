@@ -55,7 +55,7 @@ class ExperimentKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to run the job."""
+    """One variant of the job."""
 
     nproc: int
     label: str = ""
@@ -101,7 +101,7 @@ class Variant:
     """this variant's own command, used instead of the experiment's"""
 
     def compiled(self, name: str, value: str) -> Variant:
-        """Return the variant with another ``optimize_ddp`` or ``compile_order``."""
+        """Return the variant with a different ``optimize_ddp`` or ``compile_order``."""
         changed: dict[str, Any] = {name: value}
         return replace(self, **changed)
 
@@ -223,7 +223,7 @@ def write_plan(directory: Path, experiment: Experiment) -> None:
 
 
 def is_of_this_user(directory: Path, experiment: Experiment) -> bool:
-    """Return True if this user wrote the plan. Other plans are not run, because they could contain any command."""
+    """Return True if this user wrote the plan. Plans of other users are not run: they could contain any command."""
     key, found = user_key(), rundir.read_json(directory / EXPERIMENT_FILE, _Seal)
     if key is None or found is None or found.seal is None:
         return False

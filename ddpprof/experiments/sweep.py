@@ -114,9 +114,9 @@ def sweep_report(
 
 
 def _ratios(all_rounds: Sequence[Sequence[Steps]]) -> dict[int, Ratio]:
-    """Return variant → ratio of its step time to that of the first variant.
+    """Return, for each variant, the ratio of its step time to that of the first variant.
 
-    Only rounds that all variants completed count.
+    Only rounds that all variants completed are used.
     """
     measured = {number: rounds for number, rounds in enumerate(all_rounds) if any(rounds)}
     common = [index for index in range(len(all_rounds[0])) if all(rounds[index] for rounds in measured.values())]

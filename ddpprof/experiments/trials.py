@@ -334,14 +334,14 @@ def match_losses(as_it_is: Sequence[Losses], setting: Sequence[Losses], order_is
 
 
 def _differences(a: Losses, b: Losses) -> list[float]:
-    """Return the largest difference over ranks in each step for which both have losses."""
+    """Return the largest difference over ranks in each step for which both runs have losses."""
     of_ranks = [zip(a[rank], b[rank], strict=False) for rank in sorted(a.keys() & b.keys())]
     steps = zip(*of_ranks, strict=False)
     return [most for pairs in steps if (most := _of_step(pairs)) is not None]
 
 
 def _of_step(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float | None:
-    """Return a step's difference; ``None`` if no rank has a loss, ``inf`` if the numbers of losses differ."""
+    """Return the difference of a step's losses; ``None`` without losses, ``inf`` if the numbers of losses differ."""
     if not any(a or b for a, b in pairs):
         return None
     if any(len(a) != len(b) for a, b in pairs):

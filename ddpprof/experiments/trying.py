@@ -1,7 +1,7 @@
 """Measure the gain of advised changes: `ddpprof try` runs the job with each change and without changes.
 
     measured gain = unchanged step × (1 - ratio), where the ratio and its 95 % interval are from `paired_ratio`. A trial
-                    counts with its median step or, for a finding about a few long steps, with its mean step
+                    is represented by its median step or, for a finding about a few long steps, by its mean step
     confirmed     = the interval is above 0, and reaches the lower end of the predicted gain
     no difference = the interval includes 0, and its upper end is below half of the expected gain or 1 % of the step
 
@@ -145,7 +145,7 @@ def promise_of_script(script: str, title: str, number: int | None, finding: Find
 
 
 def _promise(label: str, number: int, finding: Finding) -> Promise:
-    """Return the promise of a finding, for a change that keeps all losses."""
+    """Return the promise of a finding whose change keeps the losses."""
     return Promise(
         label=label,
         code=finding.code,

@@ -220,7 +220,7 @@ class Tuning:
         return {result.trial.variant for result in self.results if result.problem is not None}
 
     def stopped(self) -> set[int]:
-        """Return the variants that need no more rounds: another is clearly faster, or they change the losses."""
+        """Return the variants that need no more rounds, because they are clearly slower or change the losses."""
         out = self.refused() | self.failed()
         rounds = {number: self._rounds(number) for number in (NOW, *self._others) if number not in out}
         spread = max((self._start_ratio(number) or 1.0 for number in rounds), default=1.0) - 1
@@ -248,7 +248,7 @@ class Tuning:
         return left[0] if left else None
 
     def tune_report(self) -> TuneReport | None:
-        """Build the report; ``None`` if the unchanged job has no times, or no other variant has any."""
+        """Build the report; ``None`` if the unchanged job has no times, or no other variant has times."""
         choice, rounds, fates = self.choice, self.experiment.rounds, self._fates()
         ratios = self._ratios(fates)
         now, *others = [self._tried(number, fate, ratios.get(number)) for number, fate in enumerate(fates)]
@@ -298,7 +298,7 @@ class Tuning:
         return match_losses(as_it_is, self._losses_of(number), order_is_kept)
 
     def _ratios(self, fates: Sequence[Fate]) -> dict[int, Ratio | None]:
-        """Return variant → ratio. Variants that were not stopped share an estimate of the noise."""
+        """Return the ratio of each variant. Variants that were not stopped share an estimate of the noise."""
         as_it_is, *others = map(self._rounds, range(len(self.experiment.variants)))
         going_on = {number: rounds for number, rounds in enumerate(others, NOW + 1) if fates[number] is Fate.TRIED}
         compared = (as_it_is, *going_on.values())
@@ -437,7 +437,7 @@ _LEAST_STARTS = 2
 
 
 def is_losing(rounds: Sequence[Steps], others: Sequence[Steps], spread: float) -> bool:
-    """Return True if a variant is clearly slower than another one.
+    """Return True if a variant is clearly slower than another variant.
 
     `rounds` and `others` are the steps of both variants by round. A round that was not run is empty.
     """

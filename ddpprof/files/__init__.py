@@ -93,7 +93,7 @@ def _refuse_large(path: Path | RemotePath, num_bytes: int, most_bytes: int) -> N
 
 
 def open_file(path: Path) -> int:
-    """Open a regular file, or a link to one, for reading. Raises ``OSError`` for a pipe or a device."""
+    """Open a regular file, or a link to a regular file, for reading. Raises ``OSError`` for a pipe or a device."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # O_NONBLOCK: do not wait at a pipe
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor

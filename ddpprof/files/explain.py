@@ -69,7 +69,7 @@ def _place(address: str) -> int:
 
 
 _HINTS = {
-    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a public bucket FSSPEC_S3_ANON=true",
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a public bucket, FSSPEC_S3_ANON=true",
     "gs": "try: gcloud auth application-default login; or set GOOGLE_APPLICATION_CREDENTIALS",
     "abfs": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or AZURE_STORAGE_CONNECTION_STRING",
     "sftp": "load the key into an ssh agent, keep it as ~/.ssh/id_ed25519, or set FSSPEC_SFTP_KEY_FILENAME",

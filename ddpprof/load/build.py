@@ -258,7 +258,7 @@ def _training_threads(file: TraceRows) -> IntColumn:
 def _host_collectives(file: TraceRows, steps: StepFinder, phases: PhaseFinder, spans: Rows, asked: Rows) -> Collectives:
     """Return the collectives run by host threads, in the step and phase in which the training thread started them.
 
-    `asked`: the row of each span's call, or `UNKNOWN`, which is a valid index whose row is not used.
+    `asked`: for each span, the row of its call, or `UNKNOWN`. `UNKNOWN` is a valid index, but its row is not used.
     """
     known = asked != UNKNOWN
     launched = np.where(known, file.start_ns[asked], UNKNOWN)
@@ -352,14 +352,14 @@ def _notes_on_collectives(file: TraceRows, collectives: Collectives) -> list[str
     num_open = int(np.count_nonzero(collectives.end_ns == file.window_end_ns))
     if not num_open:
         return []
-    return [
-        f"{num_open} collective(s) were still running when the profiler stopped: their ends in the trace are too late"
-    ]
+    return [f"{num_open} collective(s) were still running when the profiler stopped: they end too late in the trace"]
 
 
 def _notes_on_device(file: TraceRows, header: Header, on_device: bool) -> list[str]:
     if file.num_devices > 1:
-        return [f"the rank's kernels ran on {file.num_devices} accelerators; only the devices table distinguishes them"]
+        return [
+            f"the rank's kernels ran on {file.num_devices} accelerators, which only the devices table distinguishes"
+        ]
     if on_device or not (header.has_device or file.num_launches):
         return []
     return ["the trace names an accelerator but contains no work on it: all times are host times"]

@@ -112,7 +112,7 @@ else:
 
 
 class UnreadableError(Exception):
-    """A file cannot be read. The message says why, without the file's name."""
+    """A file cannot be read. The message contains the reason, but not the name of the file."""
 
 
 class Stream(Protocol):
@@ -121,7 +121,7 @@ class Stream(Protocol):
 
 @contextmanager
 def telling(told: Callable[[int], None]) -> Iterator[None]:
-    """Within the context, call `told` repeatedly with the number of bytes read from a file so far."""
+    """Within the context, call `told` repeatedly with the number of bytes that have been read from a file."""
     token = _told.set(told)
     try:
         yield
@@ -267,7 +267,7 @@ def receive_with_arrays(connection: Connection) -> Any:
 def _has_other_threads() -> bool:
     """Return True if there is another thread that may hold a lock.
 
-    The thread that waits for the parent never holds one.
+    The thread that waits for the parent never holds a lock.
     """
     others = set(threading.enumerate()) - {threading.current_thread()}
     return any(thread.name != _WAITS_FOR_PARENT for thread in others)

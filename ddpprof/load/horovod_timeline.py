@@ -93,7 +93,7 @@ _decode = msgspec.json.Decoder(list[_Event]).decode
 
 
 def is_horovod_timeline(path: Location) -> bool:
-    """Return whether the file begins with an array of events that only Horovod writes."""
+    """Return True if the file begins with an array of events that only Horovod writes."""
     try:
         with opened(path) as stream:
             head = stream.read(_HEAD_BYTES)
@@ -123,7 +123,7 @@ def load_horovod(path: Location) -> HorovodTimeline:
 
 
 def _events(text: bytes) -> tuple[list[_Event], bool]:
-    """Return the events, and whether the last one was cut off."""
+    """Return the events, and whether the last event was cut off."""
     try:
         return _decode(text), False
     except msgspec.ValidationError:

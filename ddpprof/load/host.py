@@ -242,10 +242,10 @@ _TableT = TypeVar("_TableT", Work, Collectives, HostSpans)
 
 
 def join_cycles(traces: Sequence[Trace]) -> tuple[Trace, tuple[str | None, ...]]:
-    """Join the traces of a profiler's cycles on the clock of the earliest one.
+    """Join the traces of a profiler's cycles on the clock of the earliest trace.
 
     Also return, for each trace, the reason why it is left out, or ``None``. Cycles follow each other in time and
-    continue the step numbers. A trace that overlaps another one or repeats a step number is from another run.
+    continue the step numbers. A trace that overlaps another trace or repeats a step number is from another run.
     """
     shifts = _shifts(traces)
     in_order = sorted(range(len(traces)), key=lambda index: _begin(traces[index]) + shifts[index])
@@ -297,7 +297,7 @@ def _objection(before: Trace, trace: Trace) -> str | None:
 
 
 def _counted_on(before: Trace, trace: Trace) -> Trace:
-    """Continue the step numbers of `before` if neither trace has numbers of its own and both count from 0."""
+    """Continue the step numbers of `before` if neither trace states step numbers, so that both are counted from 0."""
     if not (before.steps and before.steps_are_counted and trace.steps_are_counted):
         return trace
     first = before.steps[-1].number + 1
@@ -346,7 +346,7 @@ _NameT = TypeVar("_NameT")
 
 
 def _merged(before: Iterable[_NameT], after: Iterable[_NameT]) -> tuple[tuple[_NameT, ...], np.ndarray]:
-    """Return the union of both lists of names, and the index in the union of each name of `after`."""
+    """Return the union of two lists of names, and the index in the union of each name in `after`."""
     index = {name: number for number, name in enumerate(before)}
     where = [index.setdefault(name, len(index)) for name in after]
     return tuple(index), np.array(where, np.int32)

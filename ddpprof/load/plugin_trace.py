@@ -2,7 +2,8 @@
 
 The plugin is no longer developed and misreads new traces: it recognizes CUDA runtime calls by a category that is no
 longer written, counts collectives twice, and counts NCCL kernels as computation. Each function below corrects one of
-these errors. Events that must not be counted get a category unknown to the plugin; its trace view still shows them.
+these errors. Events that must not be counted are given a category unknown to the plugin. The plugin's trace view still
+shows them.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ _FILES: Sequence[tuple[str, Callable[[Location], bool], Callable[[Location], Oth
 
 
 def load_other_file(path: Location) -> OtherFile | None:
-    """Load a file of another tool, or return ``None`` if it is not a supported one. Raises `BadTrace`."""
+    """Load a file of another tool, or return ``None`` if the file is not supported. Raises `BadTrace`."""
     return next((load(path) for _, is_one, load in _FILES if is_one(path)), None)
 
 
@@ -218,7 +218,7 @@ class RankFiles:
 
 @dataclass(frozen=True, slots=True)
 class LoadedRank:
-    """One rank, as far as it could be read, and messages about data that could not be read."""
+    """The data of one rank that could be read, and messages about data that could not be read."""
 
     rank: Rank | None
     missing: tuple[str, ...]
@@ -302,7 +302,7 @@ def _recorded_rank(files: RankFiles, directory: Location, limits: Limits, num_pr
         record, is_whole = error.record, False
     if record is not None and None not in (record.run_id, files.run_id) and record.run_id != files.run_id:
         missing.append(
-            f"rank {rank} is from another run: the run_id in {facts_file(rank)} is not the one in {RUN_FILE}"
+            f"rank {rank} is from another run: the run_id in {facts_file(rank)} differs from the run_id in {RUN_FILE}"
         )
     if files.traces:
         try:

@@ -99,7 +99,7 @@ def _has_sound_buckets(module: DdpModule) -> bool:
 
 
 def _load_crash(path: Location) -> dict[str, str | bool | None]:
-    """Return where a signal such as SIGABRT ended the rank, as fields of `Record`; empty if no such signal ended it."""
+    """Return the place where a signal such as SIGABRT ended the rank, as fields of `Record`; empty without a signal."""
     try:
         text = read_small(path).decode("utf-8", "replace")
     except OSError:
@@ -113,7 +113,7 @@ def _load_crash(path: Location) -> dict[str, str | bool | None]:
 
 
 def _load_last_step(path: Location) -> tuple[int | None, int | None]:
-    """Return the number of finished steps and the end of the last one (Unix time, ns), or ``None`` for both."""
+    """Return the number of finished steps and the end of the last step (Unix time, ns), or ``None`` for both."""
     try:
         content = read_small(path)
     except OSError:
@@ -164,7 +164,7 @@ def load_losses(directory: Location, rank: int) -> Losses | None:
 def shown_attempt(attempts: Mapping[int, Location]) -> int:
     """Return the number of the last attempt with recorded steps.
 
-    If no attempt has any, return the last one with files.
+    If there is none, return the number of the last attempt with files.
     """
     with_steps = [number for number, path in attempts.items() if _has_steps(path)]
     with_ranks = [number for number, path in attempts.items() if ranks_in(path)]
@@ -315,7 +315,7 @@ _PROTOCOLS = ("LL", "LL128", "SIMPLE")
 
 
 def load_nccl_log(directory: Location, record: Record) -> NcclChoices | None:
-    """Return what NCCL logged in the rank's process, or ``None`` if there is no readable log."""
+    """Return the choices that NCCL logged in the rank's process, or ``None`` if there is no readable log."""
     is_attempt = attempt_of(directory.name) is not None
     run = directory.parent if is_attempt else directory
     with suppress(OSError):

@@ -1,7 +1,8 @@
 """Load a run directory, a folder of traces, or one trace file into a `Run`.
 
-`find_ranks` finds the files and reads almost nothing. `load_rank` reads one rank independently of the others, so that
-several processes or machines can share the work. `complete` adds the information that depends on all ranks.
+`find_ranks` finds the files, and reads almost none of their content. `load_rank` reads one rank independently of other
+ranks, so that several processes or machines can share the work. `complete` adds the information that depends on all
+ranks.
 """
 
 from __future__ import annotations
@@ -298,7 +299,7 @@ def _may_be_trace(name: str) -> bool:
 
 
 def _absent_ranks(present: list[int], world_size: int | None, what: str) -> list[str]:
-    """Return a message that names all ranks without files, if there are any. `present` must be sorted."""
+    """If any ranks have no files, return a message that names these ranks. `present` must be sorted."""
     if world_size is None:
         return []
     gaps = []

@@ -109,7 +109,7 @@ class Rank:
 
     @property
     def world_size(self) -> int | None:
-        """World size; the larger one if the trace and the record differ."""
+        """World size; if the trace and the record differ, the larger of the two values."""
         known = [part.world_size for part in (self.record, self.trace) if part is not None]
         return max((size for size in known if size is not None), default=None)
 
@@ -139,7 +139,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt of a job: one start of all its ranks by torchrun. It has no traces."""
+    """One attempt of a job, in which torchrun starts all ranks. Attempts have no traces."""
 
     number: int
     """number of the attempt; 0 is the first one that constructed a DDP module"""

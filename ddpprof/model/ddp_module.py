@@ -128,7 +128,7 @@ class Caps:
     def of(cls, bucket_cap_mb: float | None = None, bucket_cap_mb_list: Sequence[float] = ()) -> Caps:
         """Return the caps for DDP's arguments. A list overrides a single cap.
 
-        Only with the default cap is the first bucket small.
+        The first bucket is small only with the default cap.
         """
         if bucket_cap_mb_list:
             return cls(per_bucket_bytes=tuple(int(cap * MIB) for cap in bucket_cap_mb_list))
@@ -142,7 +142,7 @@ class Caps:
 
 
 def same_buckets(one: Buckets, other: Buckets) -> bool:
-    """Return True if the buckets are equal, in any order. Records lack the order of buckets of different kinds."""
+    """Return True if the buckets are equal, in any order. Records omit the order of buckets of different kinds."""
     return sorted(map(sorted, one)) == sorted(map(sorted, other))
 
 
@@ -173,7 +173,7 @@ def final_buckets(gradients: Sequence[Gradient], caps: Caps, ready_order: Sequen
     """Return the buckets after DDP has rebuilt them, or the initial buckets if it does not rebuild them.
 
     `ready_order`: indices of gradients in the order in which they became ready on rank 0. Gradients that were not ready
-    in the first iteration (allowed with a static graph) are missing in it, and come last.
+    in the first iteration (allowed with a static graph) are missing in this order, and come last.
     """
     if not rebuilt:
         return tuple(sorted(_cut(gradients, range(len(gradients)), caps.limits), key=min, reverse=True))
@@ -185,9 +185,9 @@ def final_buckets(gradients: Sequence[Gradient], caps: Caps, ready_order: Sequen
 def _cut(gradients: Sequence[Gradient], order: Sequence[int], limits: Sequence[int]) -> list[tuple[int, ...]]:
     """Return the buckets in the order in which they were completed, followed by the incomplete buckets.
 
-    PyTorch iterates over incomplete buckets in the order of a hash table, in general the last kind first. Its order
-    differs from this one if there are at least three kinds and two have the same hash, such as complex128 and
-    float8_e5m2.
+    PyTorch iterates over incomplete buckets in the order of a hash table, in general the last kind first. PyTorch's
+    order differs from the order returned here if there are at least three kinds and two of them have the same hash,
+    such as complex128 and float8_e5m2.
     """
     closed: list[tuple[int, ...]] = []
     filled: dict[str, list[int]] = {}
@@ -223,7 +223,7 @@ class CompileOrder(StrEnum):
 class OptimizeDdp(StrEnum):
     """Values of ``torch._dynamo.config.optimize_ddp``.
 
-    PyTorch also accepts True for the first value, and False for the last.
+    PyTorch also accepts True for the first value, and False for the last value.
     """
 
     DDP_OPTIMIZER = "ddp_optimizer"

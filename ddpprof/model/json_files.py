@@ -52,7 +52,7 @@ UnixSeconds = Annotated[float, Meta(ge=0, le=1e11)]
 
 
 class TorchrunJob(Struct):
-    """Identifies a job started by torchrun, so that later attempts can find the run directory of the first."""
+    """Identifies a job started by torchrun, so that later attempts can find the run directory of the first attempt."""
 
     agent: str | None = None
     """the torchrun process on rank 0's host"""

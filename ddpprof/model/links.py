@@ -54,7 +54,7 @@ class PcieLink:
 
 @dataclass(frozen=True, slots=True)
 class LinkFacts:
-    """The links of one rank's machine, and which of them its process uses."""
+    """The links of one rank's machine, and the links that its process uses."""
 
     interface: str | None = None
     """interface of the process's sockets to other machines; ``"lo"`` if all sockets are local; ``None`` if unknown"""

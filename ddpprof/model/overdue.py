@@ -202,7 +202,7 @@ class OverdueFacts(Struct, frozen=True):
     """whether another thread is in `torch.save`"""
 
     def known(self, kind: tuple[str, str, int]) -> KindOfCall | None:
-        """Return the earlier calls of this kind, or ``None`` if there were none."""
+        """Return the earlier calls of this kind, or ``None`` if there are no earlier calls."""
         return next((one for one in self.kinds if (one.group, one.name, one.numel) == kind), None)
 
 
@@ -222,7 +222,7 @@ def encode_facts(facts: OverdueFacts, most_bytes: int) -> bytes:
 
 
 def decode_facts(content: bytes) -> OverdueFacts | None:
-    """Decode the facts up to the first null byte. Return ``None`` if there are none, or if they are being written."""
+    """Decode the facts up to the first null byte. Return ``None`` if the facts are missing or are being written."""
     try:
         return msgspec.json.decode(content.partition(b"\0")[0], type=OverdueFacts)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -1,7 +1,7 @@
 """The pulse of a rank: its current activity and the history of its steps. Only the recorder writes it.
 
-A pulse has a state, and tables of the last steps, of summaries of all steps, and of samples of the machine resources
-used by the process. `pulse_layout` defines the layout of the file.
+A pulse has a state, and tables of the most recent steps, of summaries of all steps, and of samples of the machine
+resources used by the process. `pulse_layout` defines the layout of the file.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class PulseState:
 
 @dataclass(frozen=True, slots=True)
 class PulseSteps:
-    """Table of the last steps, in order. Columns have shape (steps,); durations are in ns."""
+    """Table of the most recent steps, in order. Columns have shape (steps,); durations are in ns."""
 
     number: Int64Column
     start_ns: Int64Column
@@ -249,7 +249,7 @@ class Pulse:
 
 
 def joined(one: PulseSummaries) -> PulseSummaries:
-    """Merge each pair of adjacent summaries into one. The number of summaries must be even."""
+    """Merge each pair of adjacent summaries into one summary. The number of summaries must be even."""
     first, second = (rows_of(one, slice(start, None, 2)) for start in (0, 1))
     num_steps = first.num_steps + second.num_steps
 
@@ -291,10 +291,9 @@ def summary_of(steps: PulseSteps, memory_bytes: int) -> tuple[int, ...]:
 
 
 def usual_ns(steps: PulseSteps, fewest: int = 1) -> int | None:
-    """Return the median length of the steps without a `StepFlag`, or of all steps if too few are without one.
+    """Return the median length of the steps without a `StepFlag`, or of all steps if too few have no flag.
 
-    `fewest`: minimum number of steps for a median. Returns ``None`` if there are fewer steps, including those with a
-    `StepFlag`.
+    `fewest`: minimum number of steps for a median. Returns ``None`` if there are fewer steps in total.
     """
     usual = steps.length_ns[steps.flags == 0]
     lengths = usual if len(usual) >= fewest else steps.length_ns

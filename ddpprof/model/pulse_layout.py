@@ -4,7 +4,7 @@
     state       current activity of the rank
     stack       stack of the training thread as text, if a step is overdue
     facts       further facts from the process if a step is overdue, as JSON: see `OverdueFacts`
-    steps       one row for each of the last steps, in a ring buffer
+    steps       one row for each of the most recent steps, in a ring buffer
     summaries   one row per 100 steps, later per 200, 400, …, starting at the first step
     samples     one row per second with the machine resources used by the process, in a ring buffer
 
@@ -40,7 +40,7 @@ def _row(columns: type[Any]) -> struct.Struct:
 
 
 class Ring(NamedTuple):
-    """A ring buffer in the file, in which new rows replace the oldest ones."""
+    """A ring buffer in the file, in which new rows replace the oldest rows."""
 
     at: int
     """offset of its first row in the file"""
@@ -56,7 +56,7 @@ class Ring(NamedTuple):
         return self.at + number % self.num_places * self.row.size
 
     def spans(self, first: int, until: int) -> list[tuple[int, int]]:
-        """Return the byte ranges of those of the rows `first` to `until - 1` that are still stored."""
+        """Return the byte ranges of the rows `first` to `until - 1`, without rows that are no longer stored."""
         first = max(first, until - self.num_places)
         if first >= until:
             return []

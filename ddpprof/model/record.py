@@ -268,7 +268,7 @@ class Replica(Struct, frozen=True):
 
 
 class UnaveragedParameters(Struct, frozen=True):
-    """Parameters that a rank trains although DDP does not average their gradients."""
+    """Parameters that a rank trains but whose gradients DDP does not average."""
 
     module: str
     """class of the DDP module that contains them or, without one, of the outermost module that contains them"""
@@ -445,7 +445,7 @@ class Record(Struct, frozen=True, kw_only=True):
     """links of the machine; ``None`` in records of older versions of ddpprof"""
 
     def parameters_in_error(self, modules: Sequence[DdpModule]) -> tuple[str, ...]:
-        """Return the names of the parameters in DDP's error message, or none if there are several modules."""
+        """Return the names of the parameters in DDP's error message; empty if there are several modules."""
         if len(modules) != 1 or not all(0 <= index < len(modules[0].parameters) for index in self.ended_parameters):
             return ()
         return tuple(modules[0].parameters[index].name for index in self.ended_parameters)

@@ -1,4 +1,4 @@
-"""Find the rank that called a different collective than the other ranks, or skipped one.
+"""Find the rank that skipped a collective, or called a different collective than the other ranks.
 
 PyTorch numbers the collectives of each process group. Ranks diverged at the first number at which they called different
 collectives. The majority of ranks is assumed to be right. If there is no majority, earlier steps decide: if the
@@ -52,7 +52,7 @@ class _Side:
 
     @property
     def is_of_ddp(self) -> bool:
-        """Whether the collective is one of DDP's own, as far as is known."""
+        """Whether the collective is, or probably is, one of DDP's own."""
         waiting = [one for one in self.callers if one.calls[-1] == self.call]
         if waiting:
             return waiting[0].waits_in_ddp
@@ -96,7 +96,7 @@ def behind_by_calls(positions: Sequence[Position]) -> OddRank | None:
 
 
 def _call_left_out(position: Position) -> str | None:
-    """Return the name of the script's collective that was due when a rank called one of DDP's instead; else ``None``.
+    """Return the collective of the script that was due when a rank called a DDP collective instead, or ``None``.
 
     This does not need the sequence numbers of other ranks.
     """
@@ -148,7 +148,7 @@ def _odd_of(sides: Sequence[_Side]) -> OddRank | None:
 
 
 def _blame(odd: _Side, usual: _Side) -> OddRank:
-    """Return the first rank of `odd`, the side at fault, with its fault."""
+    """Return the first rank on the side at fault (`odd`), with its fault."""
     blamed = odd.callers[0]
     if odd.call.name == usual.call.name and not (odd.is_of_ddp or usual.is_of_ddp):
         said = (
@@ -350,7 +350,7 @@ _MOST_CALLS = 8
 
 
 def _says_another_size(position: Position) -> bool:
-    """Return True if the rank's error says that its collective was matched with one of a different size."""
+    """Return True if the rank's error says that its collective was matched with a collective of another size."""
     record = position.evidence.record
     return record is not None and record.ended is not None and _MISMATCHED.search(record.ended) is not None
 

@@ -146,7 +146,7 @@ def _from_system(steps: PulseSteps | PulseSummaries, samples: PulseSamples) -> d
 
 
 def reason_for(ranks: Mapping[int, RankChange]) -> Reason:
-    """Return why the steps of these ranks became longer."""
+    """Return the reason why the steps of these ranks became longer."""
     longer_ns = float(np.median([change.grew("length_ns") for change in ranks.values()]))
     everybody = tuple(sorted(ranks))
     if longer_ns <= 0:
@@ -165,7 +165,7 @@ def reason_for(ranks: Mapping[int, RankChange]) -> Reason:
 
 
 def _by_system(ranks: Mapping[int, RankChange], longer_ns: float) -> Reason | None:
-    """Return a cause that the operating system's counters show for some ranks; ``None`` if they show none."""
+    """Return a cause that the operating system's counters show for some ranks; ``None`` if there is none."""
     for cause, is_cause in (
         (SlowdownCause.THROTTLED, lambda one: one.grew("throttled_ns") >= _NOTABLE * longer_ns),
         (SlowdownCause.PAGING, lambda one: one.grew("major_faults") >= _FAULTS_PER_STEP),

@@ -252,8 +252,8 @@ def _moves_data(earlier: Process, now: Process) -> bool:
 def _is_swapping(earlier: Process, now: Process, swapped_in: int) -> bool:
     """Return True if the process keeps reading its memory back from swap.
 
-    `swapped_in`: number of pages that the whole machine has read back from swap between the two samples. It is an upper
-    bound for the process's own count, which also includes pages of mapped files.
+    `swapped_in`: number of pages that the whole machine has read back from swap between the two samples. The process's
+    own count is limited to this number, because it also includes pages of mapped files.
     """
     num_paged_in = min(now.num_paged_in - earlier.num_paged_in, swapped_in)
     enough = _SWAPPING_PER_S * (now.seen_s - earlier.seen_s)
@@ -261,7 +261,7 @@ def _is_swapping(earlier: Process, now: Process, swapped_in: int) -> bool:
 
 
 def _exit_of(identity: PulseIdentity, exits: tuple[ProcessExit, ...]) -> ProcessExit | None:
-    """Return how the rank's process ended, as recorded by its launcher.
+    """Return the exit of the rank's process, as recorded by its launcher.
 
     If the job succeeded, the rank is assumed to have succeeded.
     """

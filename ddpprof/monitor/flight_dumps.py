@@ -1,4 +1,4 @@
-"""Read PyTorch's flight-recorder dumps, and find the rank that skipped a collective or called a different one.
+"""Read PyTorch's flight-recorder dumps, and find the rank that skipped a collective or called a different collective.
 
 NCCL's watchdog writes one pickle file per rank when a collective times out (``TORCH_NCCL_DUMP_ON_TIMEOUT``). PyTorch
 can also write dumps of gloo's collectives, and dumps in JSON format. Dumps are not trusted: the unpickler creates only
@@ -138,7 +138,8 @@ def _collectives(entries: Sequence[Any]) -> Iterator[DumpedCollective]:
 def judge_dumps(ranks: Mapping[int, Sequence[DumpedCollective]]) -> Verdict | None:
     """Return the verdict on the rank at fault; ``None`` if all ranks have called the same collectives.
 
-    A rank that called a different collective than most ranks takes precedence over a rank that called fewer of them.
+    A rank that called a different collective than most ranks takes precedence over a rank that called fewer
+    collectives.
     """
     by_group = _by_group(ranks)
     differing = map(_first_difference, by_group.values())
@@ -147,7 +148,7 @@ def judge_dumps(ranks: Mapping[int, Sequence[DumpedCollective]]) -> Verdict | No
 
 
 def lonely_calls(ranks: Mapping[int, Sequence[DumpedCollective]]) -> dict[str, int]:
-    """Return the process groups in which only one rank called collectives, with the number of that rank.
+    """Return the process groups in which only a single rank called collectives, with the number of that rank.
 
     Dumps do not show which other ranks belong to these groups.
     """
@@ -185,7 +186,7 @@ def _first_difference(ranks: _Numbered) -> Verdict | None:
 
 
 def _first_missing(ranks: _Numbered, members: Iterable[int]) -> Verdict | None:
-    """Return the verdict on the rank of the group that has called the fewest collectives, or none at all."""
+    """Return the verdict on the rank of the group that has called the fewest collectives, possibly zero."""
     last = {rank: max(ranks.get(rank, ()), default=0) for rank in members}
     if not last or min(last.values()) == max(last.values()):
         return None

@@ -1,10 +1,10 @@
 """Detect hangs: no rank has finished its step for ten times the usual step time, and for at least a few seconds.
 
 Intended pauses do not count as hangs: the first steps, saving and evaluation, the first batch of an epoch, a debugger,
-and a script that computes, reads or writes by itself or that waits for a program or for something outside the job. Time
-during which the machine was suspended does not count either.
+and a script whose own code computes, reads or writes, or waits for a program or for an event outside the job.
+Time during which the machine was suspended does not count either.
 
-`examine` finds out what is wrong with a job, for the launcher and for ``ddpprof diagnose``.
+`examine` determines the problem of a job, for the launcher and for ``ddpprof diagnose``.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ class HangDetector:
         self._pause = _Pause()
 
     def look(self, missed_s: float = 0.0) -> Overdue | None:
-        """Return the step that is overdue now; ``None`` if no step is overdue or nothing is known.
+        """Return the step that is overdue now; ``None`` if no step is overdue or the ranks are not watched.
 
-        `missed_s`: how late this check ran, or by how much the system clock was adjusted since the last check.
+        `missed_s`: delay of this check, or adjustment of the system clock since the previous check, in seconds.
         """
         now = self._clock()
         if missed_s > _SLEPT_S:
@@ -119,7 +119,7 @@ class HangDetector:
         self._idle = _IdleTimes()
 
     def diagnose(self, overdue: Overdue) -> Verdict | Standstill | None:
-        """Return why a step is overdue, or why this is not a hang; ``None`` if the job has continued.
+        """Return the reason why a step is overdue or why the job does not hang; ``None`` if the job has continued.
 
         Waits a few seconds for ranks that can still write their stacks.
         """
@@ -150,9 +150,9 @@ class HangDetector:
     def standstill(
         self, evidence: Sequence[RankEvidence], overdue: Overdue, told: Verdict | None = None
     ) -> Standstill | None:
-        """Return why an overdue job does not hang, if a rank is in an intended pause or has just ended one.
+        """Return the reason why an overdue job does not hang, if a rank is in an intended pause or has just left one.
 
-        Also store the time of the pause. `told`: the last hang of the job that was reported.
+        Also store the time of the pause. `told`: the most recently reported hang of the job.
         """
         now = self._clock()
         pauses = [self._pause_of(one, evidence, overdue, told) for one in evidence]
@@ -198,7 +198,7 @@ class HangDetector:
 
 
 class _Waking:
-    """Stores the time from which timestamps are valid, because the machine may have slept or the clock was set."""
+    """Stores the time before which timestamps are ignored, because the machine slept or the clock was set."""
 
     def __init__(self) -> None:
         self._since_ns = 0
@@ -221,7 +221,7 @@ class _Waking:
         return self._took_long and not took_long_before
 
     def begin_of_step_ns(self, state: PulseState, now_ns: int) -> int:
-        """Return when the current step began, ns since 1970.
+        """Return the time at which the current step began, in ns since 1970.
 
         This is the time in the pulse, unless it is in the future because the clock was set.
         """
@@ -262,7 +262,7 @@ def _of_helpers_s(one: RankEvidence, process: Process) -> float:
 
 
 class _Pause:
-    """The last intended pause in the current step."""
+    """The most recent intended pause in the current step."""
 
     def __init__(self) -> None:
         self.step: int | None = None
@@ -276,7 +276,7 @@ class _Pause:
 
 
 def _outside_of(one: RankEvidence) -> Wait | None:
-    """Return what a running rank waits for outside the job; ``None`` if it waits for no such thing, or is in DDP."""
+    """Return what a running rank waits for outside the job; ``None`` if there is none, or the rank is in DDP."""
     process = one.process
     is_free = not (one.is_dead or one.has_ended or one.is_silent or one.is_swapping)
     is_held = process is not None and (process.is_stopped or process.is_traced)
@@ -285,7 +285,7 @@ def _outside_of(one: RankEvidence) -> Wait | None:
 
 
 def _as_before_s(one: RankEvidence, told: Verdict | None) -> float:
-    """Return how many seconds a rank may pause at a line where it paused before and then continued."""
+    """Return the seconds for which a rank may pause at a line where it paused before and then continued."""
     place = place_of_user(one.stack)
     if told is None or told.resumed_unix_ns is None or told.since_unix_ns is None or place is None:
         return 0.0
@@ -304,12 +304,12 @@ def _lacks_stacks(evidence: Sequence[RankEvidence]) -> bool:
 
 
 def _rest_s(usual_s: float | None) -> float:
-    """Return how many seconds a step may take to finish after a pause."""
+    """Return the number of seconds that a step may take to finish after a pause."""
     return _REST_OF_FIRST_S if usual_s is None else max(_REST_S, 2 * usual_s)
 
 
 def _nobody_waits(evidence: Sequence[RankEvidence]) -> bool:
-    """Return True if every rank runs the script's own code, and no rank waits for another.
+    """Return True if every rank runs the script's own code, and no rank waits for another rank.
 
     Ranks that have finished are ignored if all ranks have run the same number of backward passes.
     """
@@ -326,14 +326,14 @@ def _is_by_itself(one: RankEvidence) -> bool:
 
 
 def _that_moved(evidence: Sequence[RankEvidence], within_s: float) -> list[RankEvidence]:
-    """Return the ranks whose activity began less than `within_s` seconds ago. In a job that hangs, there are none."""
+    """Return the ranks whose activity began less than `within_s` seconds ago. A hanging job has none."""
     return [one for one in evidence if not one.has_ended and one.now_ns - one.state.since_ns < within_s * 1e9]
 
 
 def _evaluates_alone(one: RankEvidence, evidence: Sequence[RankEvidence]) -> bool:
     """Return True if the rank's evaluation waits in DDP's broadcast of buffers for ranks that do not evaluate.
 
-    If all ranks evaluate with the DDP module, each of them is in that broadcast from time to time.
+    If all ranks evaluate with the DDP module, every rank is in that broadcast from time to time.
     """
     if one.state.activity != Activity.EVALUATION or not is_of_ddp(collective_of(one.stack)):
         return False
@@ -355,7 +355,7 @@ def _usual_s(head: PulseHead) -> float | None:
 
 
 def overdue_limit_s(usual_s: float | None) -> float:
-    """Return the number of seconds a step may take before its job is examined."""
+    """Return the number of seconds that a step may take before its job is examined."""
     return _FIRST_STEPS_S if usual_s is None else overdue_after_s(usual_s)
 
 

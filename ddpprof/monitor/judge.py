@@ -81,7 +81,7 @@ def judge(evidence: Sequence[RankEvidence]) -> Verdict:
 
 
 def _communicator(table: Table) -> ras.Communicator:
-    """Return what NCCL's RAS reported about the ranks; empty if RAS was not queried or did not answer."""
+    """Return the report of NCCL's RAS on the ranks; empty if RAS was not queried or did not answer."""
     return {one.rank: one.evidence.nccl for one in table if one.evidence.nccl is not None}
 
 
@@ -128,7 +128,8 @@ def _of_skipped_pass(table: Table) -> Verdict | None:
     others = others_of(table, blamed)
     if not all(one.waits_in is not None or lost_a_peer(one.evidence) for one in others):
         return None
-    later = {1: "", 2: ", nor was a later one"}.get(found.num_passes, f", nor were {found.num_passes - 1:,} later ones")
+    more = found.num_passes - 1
+    later = {0: "", 1: ", nor was a later forward pass"}.get(more, f", nor were {more:,} later forward passes")
     detail = (
         f"Its forward pass in step {found.step:,} was not followed by a backward pass{later}. Since then, DDP has "
         "averaged gradients from different batches"
@@ -181,7 +182,7 @@ _DID_NOT_COME = re.compile(r"Ranks?:? ([\d, ]+) failed to (?:pass|reach) monitor
 
 
 def _of_timeout(table: Table) -> Verdict | None:
-    """Diagnose collectives that timed out on all ranks except one that took no part and that the launcher ended."""
+    """Diagnose collectives that timed out on all ranks but one, which took no part and was ended by the launcher."""
     late = [one for one in table if how_likely_a_consequence(one.evidence) == 1 and _stood_outside(one)]
     others = [one for one in table if one not in late]
     if len(late) != 1 or not others or not all(map(_timed_out, others)):
@@ -219,8 +220,8 @@ def _of_fewer_launches(table: Table) -> Verdict | None:
     """Diagnose ranks on accelerators, if NCCL has launched fewer collectives on one rank than on all other ranks.
 
     The host runs ahead of its accelerator, so ranks that wait for other ranks may be at any line. If the rank is at a
-    different line than all other ranks, the other ranks wait for the code at that line. If it is at the same line, it
-    has skipped a collective.
+    different line than all other ranks, the other ranks wait for the code at that line. If the rank is at the same line
+    as the other ranks, it has skipped a collective.
     """
     rank = ras.behind(_communicator(table))
     blamed = next((one for one in table if one.rank == rank), None)
@@ -289,7 +290,7 @@ def _guilt(position: Position) -> tuple[int, int, int, tuple[int, int], int]:
 
 
 def _ended_at(evidence: RankEvidence) -> int:
-    """Return when a rank ended or was last active."""
+    """Return the time at which a rank ended or was last active."""
     return evidence.state.ended_ns if evidence.state.ended_ns != UNKNOWN else evidence.state.since_ns
 
 
@@ -308,7 +309,7 @@ def _of_lone_evaluation(table: Table) -> Verdict | None:
 
 
 def _of_odd_calls(table: Table) -> Verdict | None:
-    """Diagnose ranks that all wait, if sequence numbers show which one skipped or added a collective."""
+    """Diagnose ranks that all wait, if sequence numbers show which rank skipped or added a collective."""
     return _on_odd_rank(odd_by_calls(table), table)
 
 
@@ -320,7 +321,7 @@ def _on_odd_rank(odd: OddRank | None, table: Table) -> Verdict | None:
 
 
 def _of_odd_place(table: Table) -> Verdict | None:
-    """Diagnose ranks that all wait, if one waits at a different place than most.
+    """Diagnose ranks that all wait, if one rank waits at a different place than most ranks.
 
     If there is no majority, a rank that waits in a collective of the script is at fault.
     """
@@ -367,7 +368,7 @@ def _waits_at(position: Position) -> tuple[str | None, str | None]:
 
 
 def _of_fewer_passes(table: Table) -> Verdict | None:
-    """Diagnose ranks that all wait in DDP's own collectives, if one of them has run fewer backward passes."""
+    """Diagnose ranks that all wait in DDP's own collectives, if one rank has run fewer backward passes."""
     passes = [one.evidence.state.num_passes for one in table]
     if min(passes) == max(passes):
         return None
@@ -376,7 +377,7 @@ def _of_fewer_passes(table: Table) -> Verdict | None:
 
 
 def _of_fewer_calls(table: Table) -> Verdict | None:
-    """Diagnose ranks that all wait in the same backward pass, if one has begun fewer reductions than the others."""
+    """Diagnose ranks that all wait in the same backward pass, if a rank has begun fewer reductions than other ranks."""
     return _on_odd_rank(behind_by_calls(table), table) if all(one.waits_in_reducer for one in table) else None
 
 
@@ -410,7 +411,7 @@ _EXIT_S = 8.0
 
 
 def judge_exit(evidence: Sequence[RankEvidence]) -> Verdict | None:
-    """Return the verdict on a job whose training has ended but which has a process that does not exit, or ``None``.
+    """Return the verdict on a job whose training has ended, if one of its processes does not exit, else ``None``.
 
     Only processes that have reported that they are exiting and have written their stacks afterwards are considered,
     because a script may continue after training. A process that computes, reads or writes is still busy.

@@ -1,7 +1,7 @@
 """Detect, while the job runs, the step at which step times begin to increase, and by how much.
 
     value       log of the step time, mean of two consecutive steps, because in some jobs every second step is longer
-    level       median of the last 512 values of normal steps, or of the last 192 if that is less
+    level       median of the last 512 values of normal steps, or of the last 192 if that median is smaller
     window      mean of the middle half of the last 32 values
     slowdown   window - level > threshold = max(log 1.05, 5 × noise of windows), but at most log 2
 
@@ -14,8 +14,8 @@ later step times vary by that much. Steps that are longer for a known reason (`S
 
 The medians of each of the last three groups of 9 values must also exceed the level by half the threshold and by 4 %, so
 that a short burst is not reported. The first step is where the cumulative sum of deviations from the mean of both
-levels is smallest (CUSUM). A slowdown ends when the step time is less than 3 % above normal. Another change of the step
-time within a slowdown ends it and begins a new one.
+levels is smallest (CUSUM). A slowdown ends when the step time is less than 3 % above normal. If the step time changes
+again during a slowdown, that slowdown ends and a new one begins.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _FOLLOWED = 1.1
 def noise_of_windows(values: Floats, window: int, around: int, share_steps: bool, two_levels: float) -> float:
     """Return the standard deviation of window means while the level is steady.
 
-    This is the larger of the observed standard deviation and the one expected from the spread of single values. Each
-    value is taken relative to the median of its `around` neighbors, so that a lasting change is not noise. Windows
-    whose halves differ by `two_levels` or more are left out. `share_steps`: two consecutive values have a step in
-    common.
+    This is the observed standard deviation or, if larger, the standard deviation expected from the spread of single
+    values. Each value is taken relative to the median of its `around` neighbors, so that a lasting change is not noise.
+    Windows whose halves differ by `two_levels` or more are left out. `share_steps`: two consecutive values have a step
+    in common.
     """
     values = values - _levels_around(values, around, window)
     alone = _OF_NORMAL * _OF_MEDIAN * _median_deviation(values) / sqrt(window / 2 if share_steps else window)
@@ -87,7 +87,7 @@ def middle_half(windows: Floats) -> Floats:
 
 
 def change_point(values: Floats, old: float, new: float) -> int:
-    """Return the index of the first value that belongs to the new level rather than to the old one."""
+    """Return the index of the first value at the new level."""
     half = abs(new - old) / 2
     towards_new = np.clip((values - (old + new) / 2) * np.sign(new - old), -half, half)
     sums = np.concatenate(([0.0], np.cumsum(towards_new)))
@@ -234,7 +234,7 @@ class LevelShifts:
             self._refresh()
 
     def _first_change(self, begin: int) -> int | None:
-        """Return after how many pending values a change is detected: the smallest such number above `begin`."""
+        """Return the number of pending values after which a change is detected: the smallest above `begin`."""
         window = self._counts.window
         first = max(begin + 1, window)
         if self._level is None or first > len(self._pending):

@@ -91,7 +91,7 @@ class HangLook:
         self._tell(directory, seen.verdict)
 
     def _is_to_end(self) -> bool:
-        """Return True if ``--kill-after`` is due. It is never due if the job waits for something outside the job."""
+        """Return True if ``--kill-after`` is due. It is never due while the job waits for an event outside the job."""
         if self._kill_after_s is None or self._verdict is None:
             return False
         if self._verdict.hint in _MAY_GO_ON or self._verdict.fault is Fault.DOES_NOT_EXIT:
@@ -135,7 +135,7 @@ class HangLook:
 
 
 def _patience_s(directory: Path) -> float:
-    """Return how many seconds to wait for the launcher to act, if a job has a dead rank and makes no progress."""
+    """Return the seconds to wait for the launcher to act if a job has a dead rank and makes no progress."""
     training = [head for head in read_heads(directory, 1) if head.state.ended == Ended.NOT_YET]
     return _RESTART_S if all(map(_has_left, training)) else _LAUNCHER_S
 
@@ -147,7 +147,7 @@ def _has_left(head: PulseHead) -> bool:
 
 
 class LossLook:
-    """Reports once that a loss is NaN or infinite, and the rank on which this began."""
+    """Reports once that a loss is NaN or infinite, and the first rank with such a loss."""
 
     every_s = 2.0
 

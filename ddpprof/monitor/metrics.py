@@ -54,8 +54,8 @@ STEPS = MetricKind("steps", "Number of training steps that the rank has finished
 STEP_SECONDS = MetricKind("step_seconds", f"Duration of the last {_STEPS} steps, by quantile", "s")
 STEP_PART_SECONDS = MetricKind(
     "step_part_seconds",
-    f"Mean duration of each part of the last {_STEPS} steps; own is the step without the time spent waiting for other "
-    "ranks",
+    f"Mean duration of each part of the last {_STEPS} steps; own is the step time minus the time spent waiting for "
+    "other ranks",
     "s",
 )
 STEP_AGE_SECONDS = MetricKind("step_age_seconds", "Time since the rank finished its last step", "s")
@@ -65,7 +65,7 @@ ACTIVITY = MetricKind(
     f"Current activity of the rank: {', '.join(f'{activity.value} {activity.name.lower()}' for activity in Activity)}",
     "1",
 )
-HANG = MetricKind("hang", "1 if the last verdict says that the job hangs, else 0", "1")
+HANG = MetricKind("hang", "1 if the latest verdict says that the job hangs, else 0", "1")
 METRICS = (STEPS, STEP_SECONDS, STEP_PART_SECONDS, STEP_AGE_SECONDS, UP, ACTIVITY, HANG)
 
 
@@ -153,7 +153,7 @@ _EVERY_MS = 5000
 
 @dataclass(frozen=True, slots=True)
 class MetricsTarget:
-    """Address at which metrics are served, or collector to which they are sent."""
+    """The address at which metrics are served, or the collector to which they are sent."""
 
     host: str = ""
     port: int = 0

@@ -1,8 +1,8 @@
 """Overview of the current state of a job, from the pulses of its ranks.
 
 DDP synchronizes the ranks, so the steps of the lowest rank represent the steps of the job. A rank's own time is its
-step time without the time spent waiting for other ranks, as the median of its last steps. Ranks wait for a rank that
-has begun fewer backward passes or, if there is none, for the rank with the largest own time.
+step time without the time spent waiting for other ranks, as the median of its most recent steps. Ranks wait for a rank
+that has begun fewer backward passes or, if there is none, for the rank with the largest own time.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _ENDS: Mapping[int, Standing] = {
 
 @dataclass(frozen=True, slots=True)
 class RankNow:
-    """Current state of a rank. Durations are medians over its last steps; ages are measured until now."""
+    """Current state of a rank. Durations are medians over its most recent steps; ages are measured until now."""
 
     rank: int
     host: str
@@ -155,7 +155,7 @@ _MOST_NAMED = 3
 
 
 def waiting_lines(ranks: Sequence[RankNow]) -> tuple[str, ...]:
-    """Return sentences that say which ranks other ranks wait for."""
+    """Return sentences that name the ranks for which other ranks wait."""
     return (*_behind(ranks), *([] if any(one.standing.is_trouble for one in ranks) else _slowest(ranks)))
 
 
@@ -210,7 +210,7 @@ _NUM_PIECES = 60
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Step times of one rank over the last few minutes. DDP synchronizes the ranks, so one rank represents all."""
+    """Step times of a rank over the last few minutes. DDP synchronizes the ranks, so this rank represents all ranks."""
 
     rank: int
     num_steps: int
@@ -277,8 +277,8 @@ def find_pulses(path: Path) -> Path:
         raise NotARun(f"{path} is not a run: it has no run.json. Give the --out directory of ddpprof watch or trace.")
     if not with_pulses:
         raise DdpprofError(
-            f"{path} has no pulse file. Ranks start writing one after the skipped steps: try again while the job is "
-            f"training, or see: ddpprof report {path}"
+            f"{path} has no pulse file. Ranks create pulse files after the skipped steps: try again while the job "
+            f"is training, or see: ddpprof report {path}"
         )
     return with_pulses[-1]
 

@@ -1,4 +1,4 @@
-"""Find out where the training thread of a rank is, and whether it waits for other ranks or they wait for it.
+"""Determine where the training thread of a rank is, and whether the rank waits for other ranks or makes them wait.
 
 Functions of libraries are recognized by their names and files. A `Position` is one row of the table of evidence, and is
 made by the first rule that applies to the rank.
@@ -172,7 +172,7 @@ def _is_at_a_lock(one: RankEvidence) -> Position | None:
 def _is_in_own_code(one: RankEvidence) -> Position:
     wait = outside_wait(one)
     if one.wait is Wait.SLEEP and polls(one.stack) and not one.computes:
-        said = "it polls for something and sleeps between polls"
+        said = "it polls in a loop, and sleeps between polls"
         return Position(one, None, Fault.OWN_CODE, said, Hint.WAITS_OUTSIDE)
     if one.computes or wait is None:
         return Position(one, None, Fault.OWN_CODE, _error_in_flight(one) or ("it computes" if one.computes else None))
@@ -213,7 +213,7 @@ def why_ended(one: RankEvidence) -> Hint | None:
 
 
 def _workers(evidence: RankEvidence) -> str | None:
-    """Return a clause that names the rank's DataLoader workers that cannot run or, if all can, all workers."""
+    """Return a clause that names the rank's DataLoader workers that cannot run or, if there are none, all workers."""
     held = [f"process {one.pid} is {_STATES[one.state]}" for one in evidence.workers if one.state in _STATES]
     if held:
         return f"of its workers, {', '.join(held[:4])}"
@@ -277,7 +277,7 @@ _AT_EXIT = {
 
 
 def why_no_exit(stack: Sequence[Frame]) -> str | None:
-    """Return why the process does not exit; ``None`` if the thread is not in code that runs at exit."""
+    """Return the reason why the process does not exit; ``None`` if the thread is not in code that runs at exit."""
     functions = {frame.function for frame in stack if not frame.is_of_user}
     return next((why for function, why in _AT_EXIT.items() if function in functions), None)
 

@@ -56,7 +56,7 @@ def shared_path(rank: int) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class PulseHead:
-    """The part of a pulse that live views read: identity, current activity and last steps."""
+    """The part of a pulse that live views read: identity, current activity and most recent steps."""
 
     identity: PulseIdentity
     state: PulseState
@@ -69,14 +69,14 @@ class PulseHead:
 
 
 def read_pulse(directory: Path, rank: int) -> Pulse:
-    """Return a rank's pulse. Raises `DdpprofError` if it cannot be read, and `FileNotFoundError` if there is none."""
+    """Return a rank's pulse. Raises `DdpprofError` if the pulse is unreadable, `FileNotFoundError` if it is missing."""
     path = directory / rundir.pulse_file(rank)
     with _newest(path) as file, _named(path):
         return layout.decode(os.pread(file, layout.NUM_BYTES, 0))
 
 
 def read_head(directory: Path, rank: int, num_steps: int) -> PulseHead:
-    """Return a rank's state and up to `num_steps` of its last steps. Raises as `read_pulse` does."""
+    """Return a rank's state and up to `num_steps` of its most recent steps. Raises as `read_pulse` does."""
     path = directory / rundir.pulse_file(rank)
     with _newest(path) as file, _named(path):
         begin = os.pread(file, layout.STEPS.at, 0)
@@ -109,7 +109,7 @@ def last_sign_ns(identity: PulseIdentity, state: PulseState) -> int:
 def is_silent(identity: PulseIdentity, state: PulseState, now_ns: int) -> bool:
     """Return True if a rank has not recorded its end, but ddpprof's own thread in its process no longer runs.
 
-    The process is then stopped or dead, or something holds Python's GIL.
+    The process is then stopped or dead, or a thread holds Python's GIL.
     """
     most_ns = SILENT_NS if is_here(identity) else SILENT_FAR_NS
     return state.ended == Ended.NOT_YET and now_ns - last_sign_ns(identity, state) > most_ns
@@ -140,7 +140,7 @@ def _is_in_this_memory(identity: PulseIdentity) -> bool:
 
 
 def _last_memory_bytes(file: int, state: PulseState) -> int | None:
-    """Return the resident memory in the last sample, bytes."""
+    """Return the resident memory in the latest sample, in bytes."""
     if state.num_samples <= 0:
         return None
     row = layout.SAMPLES.row
@@ -162,7 +162,7 @@ def _last_steps(file: int, identity: PulseIdentity, state: PulseState, num_steps
 
 
 def read_heads(directory: Path, num_steps: int) -> Iterator[PulseHead]:
-    """Yield the state and last steps of each rank whose pulse can be read.
+    """Yield the state and most recent steps of each rank whose pulse can be read.
 
     Raises ``OSError`` if the directory does not exist.
     """
@@ -270,7 +270,7 @@ def write_verdict(directory: Path, verdict: Verdict) -> None:
 
 
 def read_verdict(directory: Location) -> Verdict | None:
-    """Return the last verdict from ``hang.json``; ``None`` if there is none."""
+    """Return the latest verdict from ``hang.json``; ``None`` if there is none."""
     return rundir.read_json(directory / rundir.HANG_FILE, Verdict)
 
 

@@ -231,7 +231,7 @@ def _of_text(lines: Iterable[str], world_size: int) -> list[Communicator]:
 
 
 def differing(communicator: Communicator) -> dict[str, dict[int, list[int]]]:
-    """Return the operations whose number of launches differs between ranks, as operation → number → ranks."""
+    """Return the operations whose number of launches differs between ranks: operation → number of launches → ranks."""
     found: dict[str, dict[int, list[int]]] = {}
     for rank, one in sorted(communicator.items()):
         for operation, number in one.counts.items():
@@ -253,7 +253,7 @@ def behind(communicator: Communicator) -> int | None:
 
 
 def in_words(communicator: Communicator) -> str | None:
-    """Return the differences between the ranks in words; ``None`` if there are none."""
+    """Return a description of the differences between the ranks; ``None`` if there are none."""
     parts = [_counts_in_words(operation, numbers) for operation, numbers in differing(communicator).items()]
     missing = [rank for rank, one in sorted(communicator.items()) if one.is_missing]
     dead = [rank for rank in missing if communicator[rank].is_dead]

@@ -34,8 +34,8 @@ class Look(Protocol):
     def at(self, directory: Path, missed_s: float, is_over: bool) -> None:
         """Check the run in a directory.
 
-        `missed_s`: time for which this process did not run since the last check. `is_over`: whether the job has ended,
-        which makes this the last check.
+        `missed_s`: time for which this process did not run since the previous check. `is_over`: whether the job has
+        ended, which makes this the last check.
         """
 
 
@@ -106,7 +106,7 @@ class RunWatch:
         )
 
     def _name_top(self, directory: Path) -> None:
-        """Print where the run is, as soon as its ranks can be shown. Print this only once."""
+        """Print where the run is, once, as soon as its ranks can be shown."""
         if self._names_top and rundir.pulses_in(directory):
             self._names_top = False
             self._say(f"the run is in {self._out}. View its ranks with: ddpprof top {self._out}")
@@ -150,8 +150,8 @@ class _Turn:
 
         Return the duration of the check in seconds if this check and the previous one took long, else 0.
 
-        `slow_s`: sum of the durations returned so far for all kinds of checks. Long checks delay this one. That delay
-        does not count as missed time, because the cause is slow storage.
+        `slow_s`: sum of the durations returned so far for all kinds of checks. Long checks delay the current check.
+        Such a delay does not count as missed time: its cause is slow storage.
         """
         began_s, began_cpu_s, time_of_day_s = _now_s(), time.thread_time(), _time_of_day_s()
         late_s = began_s - self.due_s - (slow_s - self._slow_s)

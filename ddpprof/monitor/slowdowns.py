@@ -8,10 +8,10 @@ The size and cause of a slowdown are updated while it lasts, and are final once 
 the median of all its steps turns out to be hardly above the normal step time, or if normal step times turn out to vary
 by as much as the slowdown.
 
-After the run, a pulse contains each of the last steps, and summaries of 100 or more earlier steps. A slowdown in
-summaries is detected if it lasts for at least three of them. If the last steps and the summaries show the same
-slowdown, the last steps are used. The last steps cannot show a slowdown that begins with the first of them, because the
-normal step time before it is unknown.
+After the run, a pulse contains the most recent steps one by one, and summaries of 100 or more earlier steps. A slowdown
+in summaries is detected if it lasts for at least three summaries. If the most recent steps and the summaries show the
+same slowdown, the steps are used. The stored steps cannot show a slowdown that begins with the first stored step,
+because the normal step time before it is unknown.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class SlowdownWatch:
 
     @property
     def slowdowns(self) -> tuple[StepSlowdown, ...]:
-        """All slowdowns so far, in the order of their steps. The last one may not have ended."""
+        """All slowdowns so far, in the order of their steps. The last slowdown may not have ended."""
         return tuple(one for one, shift in zip(self._found, self._detector.shifts, strict=True) if shift.was_slow)
 
     def update(self, pulses: Mapping[int, Pulse]) -> None:
@@ -167,7 +167,7 @@ class SlowdownWatch:
             self._forget()
 
     def _forget(self) -> None:
-        """Keep only the half of the slowdowns that lost the most time, and the last one, which may not have ended."""
+        """Keep only the half of the slowdowns that lost the most time, and the last slowdown, which may be ongoing."""
         shifts = self._detector.shifts
         ended = sorted(range(len(shifts) - 1), key=lambda index: shifts[index].lost_ns)
         kept = sorted([*ended[-_MOST_KEPT // 2 :], len(shifts) - 1])
@@ -213,7 +213,7 @@ def portraits(ranks: Mapping[int, _Rows], rows: np.ndarray, pulses: Mapping[int,
 
 
 def reason_between(before: Mapping[int, Portrait], after: Mapping[int, Portrait], world_size: int) -> Reason:
-    """Return why steps became longer, according to the ranks that are known both before and after.
+    """Return the reason why steps became longer, from the ranks that are known both before and after.
 
     The network is the cause only if all ranks of the job are known, because the ranks might be waiting for an unknown
     rank.
@@ -235,7 +235,7 @@ _COMPARED = 64
 
 
 def slowdowns_of_run(pulses: Mapping[int, Pulse]) -> Slowdowns:
-    """Return the slowdowns of a run, and the pauses in its last steps."""
+    """Return the slowdowns of a run, and the pauses in its most recent steps."""
     steps = common_steps({rank: pulse.steps for rank, pulse in pulses.items()})
     if steps is None:
         return Slowdowns()

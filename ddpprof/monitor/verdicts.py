@@ -90,7 +90,7 @@ def _has_static_graph(record: Record) -> bool:
 
 
 def _unreduced(blamed: Position) -> tuple[str, ...]:
-    """Return the parameters without gradient that are named in the DDP error that ended the rank, if any."""
+    """Return the parameters without gradient that are named in the DDP error that ended the rank."""
     record = blamed.evidence.record
     return () if record is None else without_gradient(record)
 
@@ -121,7 +121,7 @@ def _detail(blamed: Position, fault: Fault, waiting: Sequence[Position]) -> str 
 
 
 def _what_each_called(blamed: Position, others: Sequence[Position]) -> str | None:
-    """Return a clause that names the last collective of the rank, and the last one of a rank that waits for it."""
+    """Return a clause that names the last collectives of the rank and of a rank that waits for it."""
     own, theirs = _call(blamed), next(((one.rank, call) for one in others if (call := _call(one)) is not None), None)
     if own is None:
         return None
@@ -169,7 +169,7 @@ def verdict_on_all(
 
 
 def _waits_since(position: Position) -> int:
-    """Return when a rank began to wait, in ns since 1970: the launch of its last bucket, or its change of activity."""
+    """Return the time at which a rank began to wait (ns since 1970): its last bucket launch, or change of activity."""
     state = position.evidence.state
     return max(state.since_ns, state.bucket_ns) if position.waits_in_reducer else state.since_ns
 
@@ -215,7 +215,7 @@ def lost_a_peer(evidence: RankEvidence) -> bool:
 
 
 def how_likely_a_consequence(evidence: RankEvidence) -> int:
-    """Return how likely it is that a rank ended because another rank ended.
+    """Return a score for the likelihood that a rank ended because another rank ended.
 
     The result is 2 if the rank's error says that the connection to another rank was lost, 1 if SIGTERM (from a
     launcher) ended the rank, and otherwise 0.

@@ -1,7 +1,8 @@
 """Summarize a whole training run: step times and memory over the run, and how each rank ended.
 
-A pulse contains each of the last steps, and summaries of hundreds of steps from the first step on. `history` joins both
-into one table that contains each step once: first the summaries, then one row for each of the last steps.
+A pulse contains the most recent steps one by one, and summaries of hundreds of steps from the first step on. `history`
+joins steps and summaries into one table that contains each step once: first the summaries, then one row for each of the
+most recent steps.
 """
 
 from __future__ import annotations

@@ -57,10 +57,11 @@ def select_ranks(files: Sequence[RankFiles], ranks: Numbers | None, sample: int 
         raise DdpprofError("--only-ranks selects ranks of a run or a folder, but this is a single trace.")
     wanted = [one for one in files if ranks is None or one.rank in ranks]
     there = Numbers.of(one.rank for one in files if one.rank is not None)
+    known = f"rank{'s' if there.are_several else ''} {there}"
     if files and not wanted:
-        raise DdpprofError(f"no such rank: the run has {there}.")
+        raise DdpprofError(f"no such rank: the run has {known}.")
     lacking = ranks.without(one.rank for one in files if one.rank is not None) if ranks and there else Numbers(())
-    notes = (f"{_ranks(lacking)} requested, but the run has {there}",) if lacking else ()
+    notes = (f"{_ranks(lacking)} requested, but the run has {known}",) if lacking else ()
     late: list[int] = []
     if sample is not None and sample < len(wanted):
         late = _suspects(wanted)[: max(1, sample // 2)]
@@ -111,7 +112,7 @@ _MERGED_AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class AnalysisOptions:
-    """Options that say what to read, and with which processes."""
+    """Options that select the data to read, and the processes that read it."""
 
     ranks: Numbers | None = None
     """ranks to read; ``None`` for all"""
@@ -209,7 +210,7 @@ def analysed(path: Location, choice: AnalysisOptions = ALL, watch: Watch = lambd
 
 @contextmanager
 def _interruption_told(ranks: Sequence[RankFiles], cache: Cache) -> Iterator[None]:
-    """Add a message about the ranks that have been read so far to a ``KeyboardInterrupt``."""
+    """Add a message to a ``KeyboardInterrupt`` about the ranks that have been read."""
     before = {one.rank: cache.written_ns(one) for one in ranks}
     try:
         yield
@@ -300,7 +301,8 @@ def _on_steps(
     numbers |= {step.step for one in reports for step in one.light_steps}
     if not numbers:
         there = Numbers.of(number for one in ranks for number in read_about(cache.path(one)).steps)
-        raise DdpprofError(f"no such step: {f'there are {there}' if there else 'no rank has any'}.")
+        known = f"step{'s' if there.are_several else ''} {there}" if there else "no steps"
+        raise DdpprofError(f"no such step: the run has {known}.")
     return (f"only {len(numbers)} step{'s were' if len(numbers) > 1 else ' was'} measured, as requested",)
 
 

@@ -1,9 +1,9 @@
 """Read ranks in other processes: on this machine, or on a Dask cluster.
 
-On this machine, ranks are read in as many processes as CPU cores and memory allow, and in several per rank if there are
-few ranks. On a cluster, workers read the files, return the cache entries, and merge the summaries in a tree. If a
-worker is lost, Dask repeats its work on another worker. The cluster may be started in any way: Dask supports Slurm,
-Kubernetes, SSH and others.
+On this machine, ranks are read in as many processes as CPU cores and memory allow; if there are few ranks, several
+processes read each of them. On a cluster, workers read the files, return the cache entries, and merge the summaries in
+a tree. If a worker is lost, Dask repeats its work on another worker. The cluster may be started in any way: Dask
+supports, for example, Slurm, Kubernetes and SSH.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _MOST_PER_RANK = 4
 def processes_for(tasks: Sequence[RankTask], sizes: Sequence[int], jobs: int | None) -> tuple[int, int]:
     """Return the number of ranks to read at a time, and the number of processes per rank.
 
-    If ranks are read one at a time, this is done in the current process. `sizes`: size of each task in bytes. `jobs`:
+    If ranks are read one at a time, the current process reads them. `sizes`: size of each task in bytes. `jobs`:
     number of processes; ``None`` for as many as possible.
     """
     num_processes, per_rank = _divided(jobs or _that_fit(max(sizes, default=0)), len(tasks))
@@ -92,8 +92,8 @@ def read_in_processes(
 
 
 _KILLED = (
-    "the process that read it was killed, possibly because it ran out of memory. Try again with --jobs 1, or on a "
-    "machine with more memory"
+    "the process that read this rank was killed, possibly because it ran out of memory. Try again with --jobs 1, or on "
+    "a machine with more memory"
 )
 
 
@@ -107,7 +107,7 @@ def _run(
 ) -> tuple[list[int], list[int]]:
     """Run the tasks.
 
-    Return those that may have killed a process or run out of memory, and those that have not begun.
+    Return the tasks that may have killed a process or run out of memory, and the tasks not begun.
     """
     # Use spawn, because forking a process with threads may deadlock.
     context, of_caller = multiprocessing.get_context("spawn"), multiprocessing.active_children()
@@ -302,11 +302,11 @@ def _keep(
         except (DdpprofError, CancelledError):  # the client cancels all its requests when it loses the scheduler
             raise
         except KilledWorker:
-            failed[index] = "the workers that read it were killed repeatedly, possibly because they ran out of memory"
+            failed[index] = "the workers that read this rank were killed repeatedly, possibly for lack of memory"
         except Exception as error:
             if client.status != "running":
                 raise
-            failed[index] = f"a worker could not read it: {type(error).__name__}: {error!s}".partition("\n")[0]
+            failed[index] = f"a worker could not read this rank: {type(error).__name__}: {error!s}".partition("\n")[0]
         else:
             cache.write(tasks[index].files, partial(_write, entry))
         progress.end(index)

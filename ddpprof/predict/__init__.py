@@ -25,7 +25,7 @@ _MANY = 4
 
 @dataclass(frozen=True, slots=True)
 class BucketCaps:
-    """Bucket caps as DDP's arguments: a list overrides a cap. With neither, DDP's defaults apply."""
+    """Bucket caps as DDP's arguments: a list overrides a cap. Without a list or a cap, DDP's defaults apply."""
 
     cap_mb: float | None = None
     list_mb: tuple[float, ...] = ()

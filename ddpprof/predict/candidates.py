@@ -193,7 +193,7 @@ _SPREAD_MB = (5, 100, 10, 1, 50, 2, 200, 25, 400)
 
 
 def spread(training: Training, knobs: Knobs, most: int) -> Shortlist:
-    """Choose settings without predictions: caps with different resulting buckets, and every other option on its own."""
+    """Choose settings without predictions: caps that result in different buckets, and every other option alone."""
     order = [index for bucket in training.buckets for index in bucket]
     now = Candidate(num_buckets=len(training.buckets))
     made: dict[Buckets, Candidate] = {}
@@ -225,7 +225,7 @@ class SearchedSetting:
 
 
 def try_caps(profile: Profile, base: Setting, target: Network | None = None) -> tuple[SearchedSetting, ...]:
-    """Predict DDP's default and every cap up to the first that gives a single bucket. `base`: the other settings."""
+    """Predict DDP's default, and every cap up to the first that produces one bucket. `base`: the other settings."""
     caps_mb = [None, *up_to_one_bucket(_FEW_CAPS_MB, profile.training.gradient_bytes)]
     return tuple(try_buckets(profile, base, BucketCaps(cap_mb), target) for cap_mb in caps_mb)
 
@@ -255,8 +255,8 @@ def choose_caps(
 
     A list is chosen only if it is better than all single caps by more than 1 % of the step and by more than the error
     of the prediction. If, within this error, the best setting may make the step longer, the setting with the largest
-    certain gain is chosen instead, if there is one. `tried`: predictions that are already known, for example from
-    `try_caps`.
+    certain gain is chosen instead, if any gain is certain. `tried`: predictions that are already known, for example
+    from `try_caps`.
     """
     recorded = SearchedSetting(base, predict(profile, base, target))
     known = [one for one in tried or try_caps(profile, base, target) if accepted.has(one.setting.buckets)]
@@ -289,7 +289,7 @@ def _is_as_good(one: SearchedSetting, best: SearchedSetting) -> bool:
 
 
 def _equal_caps(single: Iterable[SearchedSetting], best: SearchedSetting) -> tuple[float, float] | None:
-    """Return the range of caps that are as good as the best cap; ``None`` if there is no other such cap."""
+    """Return the range of caps that are as good as the best cap; ``None`` if no other cap is as good."""
     if best.setting.buckets is None or best.setting.buckets.list_mb:
         return None
     of_best = float(best.setting.buckets.cap_mb or DEFAULT_CAP_MIB)

@@ -1,8 +1,8 @@
 """Model the duration of an all-reduce between the ranks of a job, and its cost to concurrent computation.
 
-Both are modelled as latency + bytes × time per byte, with a minimum (`statistics.size_model`). The parameters are
-fitted to the measurements of `ddpprof netbench` or, without them, to the buckets of the run. The buckets cover only
-their own sizes, and do not show the cost to computation.
+Each of these two is modeled as latency + bytes × time per byte, with a minimum (`statistics.size_model`). The
+parameters are fitted to the measurements of `ddpprof netbench` or, without them, to the buckets of the run. The buckets
+cover only their own sizes, and do not show the cost to computation.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Network:
         """Return the network with a typical cost to computation, for ranks without a free core for gloo's threads.
 
         On loopback, the CPU time of an all-reduce equals its duration. On slower links, netbench measures 1.3 ns per
-        byte at 4 Gbit/s, and 2 ns per byte at 1 Gbit/s. If several ranks share a core, each waits for the CPU time of
-        all of them.
+        byte at 4 Gbit/s, and 2 ns per byte at 1 Gbit/s. If several ranks share a core, each rank waits for the CPU time
+        of all these ranks.
         """
         lasts = self.link.alone.ns_per_byte
         typical = max(1.0, ranks_per_core) * (_TAKEN_ON_A_LINK + _TAKEN_WITH_TIME * lasts)
@@ -95,7 +95,7 @@ def _robust_cost(sizes: Sequence[int], times_ns: Sequence[float]) -> Cost:
 def network_of_steps(steps: Sequence[ObservedStep], training: Training) -> Network | None:
     """Fit a network to the times at which buckets were ready and finished.
 
-    Return ``None`` if no bucket was seen to finish.
+    Return ``None`` if the end of no bucket is known.
 
     If buckets are sent one after the other, their durations are known. Otherwise, search for the time per byte with
     which a replay of the buckets matches the observed times.

@@ -1,8 +1,8 @@
 """Combine the recorded backward passes of all ranks into the observations on which predictions are based.
 
-A step with one synchronized backward pass is one observation. A step with several of them is split into parts; each
-part ends where the forward pass of the next part starts. A backward pass through several DDP modules is one part. Times
-are in ns since the start of the part:
+A step with one synchronized backward pass is one observation. A step with several synchronized backward passes is split
+into parts; each part ends where the forward pass of the next part starts. A backward pass through several DDP modules
+is one part. Times are in ns since the start of the part:
 
     ready      time at which a gradient is ready on the last rank, because its bucket waits for all ranks
     finished   time at which a bucket has finished on the last rank
@@ -190,7 +190,7 @@ HostTimes = Mapping[int, Mapping[int, RecordedStep]]
 def observe_gradients(
     ranks: Mapping[int, TracedPasses], recorded: HostTimes, buckets: Buckets
 ) -> tuple[ObservedStep, ...]:
-    """Return the steps that are in both traces and records. Steps with buckets other than `buckets` are left out."""
+    """Return the steps that are in the traces and in the records, except steps with buckets other than `buckets`."""
     steps = []
     for (number, index), passes in _common_passes(ranks).items():
         hosts = [_part_of_pass(recorded.get(rank, {}).get(number), index) for rank in passes]

@@ -308,7 +308,7 @@ def _hook_ns_per_byte(one: PassProfile, setting: Setting) -> float:
 
 
 def _after_ns_per_byte(one: PassProfile, training: Training, setting: Setting) -> float:
-    """Return the time per byte, in ns, that DDP and a hook take after a bucket has arrived."""
+    """Return the time per byte, in ns, that DDP and a hook need after a bucket has arrived."""
     copied = 0.0 if training.gradient_as_bucket_view else one.copied_ns_per_byte
     return copied + _hook_ns_per_byte(one, setting) / 2
 

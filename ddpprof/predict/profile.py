@@ -90,7 +90,7 @@ class Profile:
 
     @property
     def comm_hook(self) -> str | None:
-        """Communication hook of the first module that has one; ``None`` if no module has one."""
+        """Communication hook of the first module with a hook; ``None`` if no module has a hook."""
         return next((one.training.comm_hook for one in self.passes if one.training.comm_hook is not None), None)
 
     @property

@@ -4,7 +4,7 @@
     bucket        is launched once its last gradient is ready and all previous buckets have been launched
     transfer      starts as soon as fewer than `Link.at_once` transfers are running, and shares the link equally with
                   other transfers; during computation, it may take longer (`Link.busy`)
-    finalization  after the last gradient, DDP processes the buckets in order: it waits for each, and then takes
+    finalization  after the last gradient, DDP processes the buckets in order: it waits for the bucket, and then needs
                   `Bucket.copied_ns`, for example to copy it to the gradients
 
 Times are in nanoseconds since the start of the step.
@@ -276,7 +276,7 @@ class Training:
     def launches(self, ready_ns: Times) -> list[float]:
         """Return the launch time of each bucket: the time at which it and all previous buckets of its module are ready.
 
-        A bucket without gradients is launched together with the previous one.
+        A bucket without gradients is launched together with the previous bucket.
         """
         launches, latest = [], [0.0] * len(self.modules)
         for bucket in self.buckets:
@@ -316,7 +316,7 @@ class Training:
 
 
 def joint(trainings: Sequence[Training]) -> Training:
-    """Join the `Training` of each module in one backward pass into one.
+    """Join the `Training` objects of the modules in one backward pass.
 
     Raises `DdpprofError` if their settings differ.
     """
@@ -341,7 +341,7 @@ def joint(trainings: Sequence[Training]) -> Training:
 
 
 def replay_in_turn(buckets: Sequence[Bucket], computed_ns: float, link: Link) -> Replayed:
-    """Replay buckets given in any order; each is launched as soon as it is ready. The result has the same order."""
+    """Replay buckets, each of which is launched as soon as it is ready. The result is in the order of the input."""
     order = sorted(range(len(buckets)), key=lambda index: buckets[index].computed_ns)
     replayed = replay([buckets[index] for index in order], computed_ns, link)
     by_index = dict(zip(order, replayed.buckets, strict=True))

@@ -41,15 +41,15 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
         steps: profiled steps.
         alone_steps: final steps without gradient communication and without the profiler, to measure how long
             computation alone takes. The ranks' parameters differ afterwards.
-        profiler: ``False`` records without torch.profiler, at lower cost and in less detail.
+        profiler: whether to use torch.profiler. Recording without it costs less and gives less detail.
         record_shapes: as in ``torch.profiler.profile``.
         with_stack: as in ``torch.profiler.profile``.
         profile_memory: as in ``torch.profiler.profile``.
-        force: replace an earlier run in `out`.
-        pulse: ``False`` does not write the pulse, the short record of every step of the whole run.
-        keep_command: ``False`` does not store the process's command line in the run.
+        force: whether to replace an earlier run in `out`.
+        pulse: whether to write the pulse, the short record of every step of the whole run.
+        keep_command: whether to store the process's command line in the run.
 
-    At the end of the block, the first rank prints the path of the run and the command that shows it to stderr.
+    At the end of the block, the first rank prints the path of the run, and the command that shows the run, to stderr.
 
     Recording never raises: a problem is reported once on stderr, and training continues. In a script run under `ddpprof
     trace`, the block creates no run of its own, but its `step()` is still used.
@@ -135,8 +135,8 @@ def watch(
 
     Args:
         out: the run directory. It is created; an earlier run in it is kept unless `force` is given.
-        force: replace an earlier run in `out`.
-        keep_command: ``False`` does not store the process's command line in the run.
+        force: whether to replace an earlier run in `out`.
+        keep_command: whether to store the process's command line in the run.
 
     Watching never raises: a problem is reported once on stderr, and training continues.
     """
@@ -169,7 +169,7 @@ class CallbackRecording:
         ended.__exit__(None if error is None else type(error), error, None)
 
     def _end_with_process(self) -> None:
-        """End recording when the process exits, with the exception that ends the process if there is one."""
+        """End recording when the process exits, and record the exception that ended the process, if any."""
         self.end(getattr(sys, "last_value", None))
 
 

@@ -101,7 +101,8 @@ class Bounds:
             return f"the profiled steps took more than {self._most_s:g} s (--most-seconds)"
         if (resident_bytes() or 0) - self._bytes_at_begin > self._most_bytes:
             return (
-                f"the process grew by more than {self._most_bytes >> 20} MiB during the profiled steps (--most-memory)"
+                f"the memory of the process grew by more than {self._most_bytes >> 20} MiB during the profiled steps "
+                "(--most-memory)"
             )
         return None
 

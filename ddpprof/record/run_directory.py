@@ -167,7 +167,7 @@ def _how_to_join(directory: Path, leader: int) -> str:
     host = socket.gethostname()
     copied = f"{directory}-{host}"
     return (
-        f"{host} cannot access the run directory of rank {leader}, so the files of its ranks stay on that host. On "
+        f"{host} cannot access the run directory of rank {leader}, so the files of ranks on {host} stay there. On "
         f"rank {leader}'s host, run: rsync -a {host}:{directory}/ {copied}/ && ddpprof report {directory} {copied}"
     )
 

@@ -171,7 +171,7 @@ TERMS = (
         "link limit",
         "The speed of the network interface or InfiniBand ports through which the ranks of several machines "
         "communicate, as reported by the machines or given with --link-speed. The report shows the share of this speed "
-        "that the largest all-reduces reach. TCP overhead is about 4 % of a link.",
+        "that the largest all-reduces reach. TCP overhead is about 4 % of this speed.",
         formula="share = 8 × busbw / limit",
         field="link_limit.limit_bits_per_s",
         aliases=("link speed",),

@@ -371,8 +371,8 @@ def same_random_numbers(same: SameRandomNumbers, view: View) -> Iterator[Finding
         f"recorded steps, and {used} in every step",
         f"{seed_ranks(view.framework, same.generators)} Until this is fixed, everything random in the training, such "
         "as dropout masks, noise or augmentation, is identical on every rank. For random numbers that must be the "
-        "same on all ranks, such as those that determine the order of samples, use a separate torch.Generator with "
-        "the same seed on all ranks.",
+        "same on all ranks, for example to determine the order of samples, use a separate torch.Generator with the "
+        "same seed on all ranks.",
         None,
         is_correctness=True,
         numbers=only_known(num_ranks=len(same.ranks), num_steps=same.num_steps),

@@ -193,7 +193,7 @@ def data_parallel(found: DataParallelReport, view: View) -> Iterator[Finding]:
         evidence += (
             f"; per step it copies parameters ({in_ms(step.replicate_ns)}) and batches ({in_ms(step.scatter_ns)}) to "
             f"them, and outputs ({in_ms(step.gather_ns)}) and gradients ({in_ms(step.reduce_ns)}) back; "
-            f"{in_ms(step.exposed_ns)} of that is exposed"
+            f"{in_ms(step.exposed_ns)} of this time is exposed"
         )
         gain = step.exposed_ns + imbalance_ns(loads)
     if loads:

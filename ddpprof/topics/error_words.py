@@ -53,8 +53,8 @@ _ADVICE = {
         Move the model to its GPU before DistributedDataParallel wraps it. On CPU, keep BatchNorm: do not call
         convert_sync_batchnorm().""",
     r"register_(?:builtin_)?comm_hook (?:or \S+ )?can only be called once": """
-        A DDP module can have only one communication hook, and a framework may already have registered one: remove one
-        of the two.""",
+        A DDP module can have only one communication hook, and a framework may already have registered a hook: remove
+        one of these hooks.""",
     r"Communication hook(?:: (?:bucket|return) annotation|s? must be callable)": """
         A hook must be a function with this signature: def hook(state, bucket: dist.GradBucket) ->
         torch.futures.Future[torch.Tensor].""",

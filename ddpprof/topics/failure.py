@@ -274,7 +274,7 @@ def _advice_on_ddp_error(end: RankEnd) -> str | None:
         return None
     if "our training graph has changed" in said:
         named = _parameters(end, "did not contribute to the loss in this step, but did in the first step")
-        return f"{named}: static_graph=True does not allow this. Pass find_unused_parameters=True instead."
+        return f"{named}, which static_graph=True does not allow. Pass find_unused_parameters=True instead."
     if "Expected to have finished reduction" in said:
         named = _parameters(end, "did not contribute to the loss in the previous step")
         them = "it" if len(end.parameters) == 1 else "them"
@@ -320,10 +320,10 @@ _UNEVEN = (
     " If ranks have different numbers of batches, ranks with more batches wait for the other ranks: shard the data "
     "evenly."
 )
-_ENDED = "got SIGTERM, which launchers send to all ranks when one fails"
+_ENDED = "got SIGTERM, which launchers send to all ranks when a rank fails"
 _WITHOUT_A_WORD = (
     "killed, for example by SIGKILL or the out-of-memory killer; ended by the launcher, which ends all ranks when "
-    "one fails; or ended by os._exit()"
+    "a rank fails; or ended by os._exit()"
 )
 
 

@@ -44,7 +44,7 @@ _ENDING = """## All commands
 ## Default values of options
 
 `trace` and `watch` take defaults from the environment, or from the `pyproject.toml` in the current folder or the
-nearest one above it. The command line takes precedence over the environment, and the environment over the file.
+nearest parent that has it. The command line takes precedence over the environment, and the environment over the file.
 `ddpprof doctor` lists the options that are set.
 
 ```toml

@@ -77,7 +77,7 @@ SYNCHRONIZES = [(torch.cuda, "synchronize"), (torch.accelerator, "synchronize")]
 
 
 def count_synchronizing_calls():
-    """Wrap functions that synchronize the device. Return a list that grows with each call."""
+    """Wrap functions that synchronize the device. Return a list to which each call of such a function is appended."""
     calls = []
     for owner, name in SYNCHRONIZES:
         original = getattr(owner, name)

@@ -76,7 +76,7 @@ _NULL = b"null"
 
 
 class Collector:
-    """Receives events in batches and keeps those that the tables need."""
+    """Receives events in batches, and keeps the events that the tables need."""
 
     def __init__(self) -> None:
         self.kept = Collected()
@@ -113,7 +113,8 @@ class Collector:
     def add(self, entries: Entries, span: SpanType) -> None:
         """Keep the events that the tables need.
 
-        Raises `TimeOutOfRangeError` and `NeedsExactTimesError`. If it raises, none of these events are kept.
+        Raises `TimeOutOfRangeError` and `NeedsExactTimesError`. If an exception is raised, none of these events are
+        kept.
         """
         self.has_shapes = self.has_shapes or sees_shapes(entries, span)
         needed = needed_events(entries, span, self._ids, self.kept.identities, self.has_shapes)
@@ -289,7 +290,7 @@ class Collector:
         return self._of_others[shared]
 
     def _forget_ops(self) -> None:
-        """Drop host ops, which are most events. They count as compute only in a trace without device work."""
+        """Drop host ops, which make up most events. They count as compute only in a trace without device work."""
         is_only_op = self._facts().is_only_op
         of_ops = self._ids[Family.OP]
         of_ops.update({name: _UNNEEDED_OP for name, number in of_ops.items() if number >= 0 and is_only_op[number]})
@@ -340,7 +341,7 @@ def _known(values: Iterable[Any], otherwise: Iterable[Any]) -> Sequence[Any]:
 def _texts(raws: Iterable[msgspec.Raw]) -> Sequence[bytes]:
     """Return the text of each value.
 
-    Joining and splitting all values is faster than converting each. JSON contains no zero bytes.
+    Joining and splitting all values is faster than converting each value. JSON contains no zero bytes.
     """
     raws = list(raws)
     return b"\0".join(raws).split(b"\0") if raws else []

@@ -248,7 +248,7 @@ def outermost_only(rows: EventRows, facts: IdentityColumns) -> EventRows:
 def _number_alike(
     parts: Sequence[Collected],
 ) -> tuple[Sequence[Identity], Sequence[bytes], Sequence[CollectiveDetails]]:
-    """Make the rows of all parts refer to common lists of identities, shapes and details, and return these lists."""
+    """Number identities, shapes and details in the same way in all parts, and return their common lists."""
     identities: dict[Identity, int] = {}
     shapes: dict[bytes, int] = {}
     lanes: dict[str, int] = {}
@@ -347,7 +347,7 @@ def _input_shapes(parts: Sequence[Collected], op: IntColumn) -> IntColumn:
 
 
 def _is_in(distinct: IntColumn, column: IntColumn) -> NDArray[np.bool_]:
-    """Return, for each number in `column`, whether it is in `distinct`, which must be sorted."""
+    """Return a boolean array: True for each number in `column` that is in `distinct`, which must be sorted."""
     found: NDArray[np.bool_] = np.append(distinct, 0)[np.searchsorted(distinct, column)] == column
     return found
 

@@ -179,7 +179,7 @@ class EventReader:
     def add(self, array: Text, *, has_dummy: bool = False) -> None:
         """Add the events of an array. `has_dummy`: the last event is a dummy and is dropped.
 
-        If float64 is not precise enough for one of the times, the array is decoded again with exact times.
+        If float64 is not precise enough for any of the times, the array is decoded again with exact times.
         """
         try:
             self._add(array, has_dummy)
@@ -245,7 +245,7 @@ def _worth_starting(num_bytes: int, division: Division) -> int:
 
 
 class Helpers:
-    """The helper processes that decode parts of the file; there may be none."""
+    """The helper processes (zero or more) that decode parts of the file."""
 
     def __init__(self, limits: Limits, division: Division) -> None:
         self._limits, self._division = limits, division
@@ -306,7 +306,7 @@ class Helpers:
     def _outcomes(self) -> Iterator[_Outcome]:
         """Yield the outcomes of the helpers that have begun.
 
-        The others have taken no group, and no group is left for them.
+        Other helpers have taken no group, and no group is left.
         """
         for _, connection in self._running:
             if not connection.poll():

@@ -1,4 +1,4 @@
-"""Decode those fields of trace events that the tables need, and select the events that the tables need.
+"""Select the trace events that the tables need, and decode the fields that the tables need.
 
 ``args`` are kept as text and decoded later, only for the events that need them (see `Arguments`). In traces with
 shapes, the ``args`` of most events are needed; they are decoded together with the events, which is faster. Most events
@@ -101,7 +101,7 @@ class CollectiveDetails:
     def completed(self, op: CollectiveDetails | None, kind_by_name: int) -> CollectiveDetails:
         """Return the details. Missing details are taken from the op that launched the collective.
 
-        A kind that is missing in both is `kind_by_name`.
+        If the kind is missing there, too, it is `kind_by_name`.
         """
         by_name = None if kind_by_name in (UNKNOWN, CollectiveKind.OTHER) else CollectiveKind(kind_by_name)
         if op is None:
@@ -244,7 +244,7 @@ class ExactSpan(msgspec.Struct, gc=False, tag="X", tag_field="ph"):
 
 
 class Moment(msgspec.Struct, gc=False):
-    """An event without a duration; one of them marks the stop of the profiler."""
+    """An event without a duration. Such an event marks the time at which the profiler stopped."""
 
     name: str = ""
     ts: msgspec.Raw = _ZERO

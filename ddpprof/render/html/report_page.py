@@ -185,7 +185,8 @@ def _how_to_read(report: Report, timeline: Timeline) -> str:
         words.append(f"All ranks are on one clock, accurate to ±{in_ms(timeline.clock_error_ns)}.")
     apart = [str(rank.rank) for rank in timeline.ranks if not rank.on_common_clock]
     if len(timeline.ranks) > 1 and apart:
-        words.append(f"Times of these ranks are on their own host's clock and not comparable: {', '.join(apart[:16])}.")
+        named = ", ".join(apart[:16])
+        words.append(f"Times of these ranks are on the clocks of their hosts, and cannot be compared: {named}.")
     return escape(clean(" ".join(words), most=900))
 
 

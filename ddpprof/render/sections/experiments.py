@@ -203,8 +203,8 @@ def scaling_sections(report: ScalingReport) -> Iterable[Section]:
         yield Line(
             "Efficiency above 100% means that each of several processes does more work per second than one process "
             "without DDP. Either the single process was slowed in its trials, by other work or by more threads than "
-            "cores, or the difference is due to chance. In the latter case, the interval includes the number of "
-            "processes."
+            "cores, or the difference is due to chance. If it is due to chance, the interval of the speed-up includes "
+            "the number of processes."
         )
     yield Line(
         "speed-up: work per second relative to one process without DDP; best: the maximum on this link, if computation "
@@ -350,7 +350,9 @@ def _crossover(report: SweepReport, found: SweepCrossover) -> str:
             f"These sizes do not show whether {clean(found.above)} becomes faster than {clean(found.below)}: the "
             f"models cross at {_size_name(report)} {three_digits(c.size)} (95% interval {low} to {high})."
         )
-    grows = "" if c.slope_ratio is None else f" Above this size, its time grows {c.slope_ratio:.2f} times more slowly."
+    grows = ""
+    if c.slope_ratio is not None:
+        grows = f" Above this size, the time of {clean(found.above)} grows {c.slope_ratio:.2f} times more slowly."
     return (
         f"{clean(found.above)} overtakes {clean(found.below)} at {_size_name(report)} {three_digits(c.size)} "
         f"(95% interval {low} to {high}).{grows}"
@@ -373,7 +375,7 @@ def tuning_sections(report: TuneReport) -> Iterable[Section]:
             f"There was no prediction, so a variety of settings was tried: {clean(report.unpredicted, most=400)}"
         )
     elif not report.promises:
-        yield Line("No setting was predicted to be faster; the best one was tried anyway.")
+        yield Line("No setting was predicted to be faster; the best setting was tried anyway.")
     yield Line(
         f"Tuning took {count(report.num_steps, 'step')} of training. Trying all {report.num_distinct} distinct "
         f"settings equally often would take {report.exhaustive_steps:,} steps.",
@@ -496,9 +498,9 @@ def _compared(first: LossMatch) -> str:
     if first.own is None:
         return f"{said}, which was run only once."
     if first.own == 0:
-        said += "; two runs of it match bit for bit"
+        said += "; two runs of the unchanged job match bit for bit"
     else:
-        said += f"; its own runs differ by {_part(first.own)}"
+        said += f"; runs of the unchanged job differ by {_part(first.own)}"
     if first.tolerance is None:
         return f"{said}, which is too much for a comparison. Set a seed in the script."
     if first.tolerance:

@@ -57,7 +57,7 @@ def beyond_noise(report: Report, texts: Sequence[FindingText]) -> Iterator[Secti
     """Yield the findings beyond noise, and a line if most rules could not be applied."""
     yield FindingList(FINDINGS, tuple(texts), _otherwise(report))
     if texts and _lacks_profiled_steps(report):
-        yield Line(_not_profiled(report, "no more"))
+        yield Line(_not_profiled(report, "No further findings"))
 
 
 def is_all_noise(report: Report) -> bool:
@@ -174,7 +174,7 @@ def _otherwise(report: Report) -> str:
     if file_of(report) is None and not report.job.modules:
         return _NOT_RECORDED
     if _lacks_profiled_steps(report):
-        return _not_profiled(report, "none")
+        return _not_profiled(report, "No findings")
     if report.findings:
         return _ALL_NOISE
     return _NOTHING if report.bound is None else _NOTHING_OF_DDP
@@ -187,10 +187,7 @@ def _lacks_profiled_steps(report: Report) -> bool:
 
 
 def _not_profiled(report: Report, how_many: str) -> str:
-    need = (
-        f"There are {how_many} without profiled steps: most rules need the exposed communication, which only "
-        "profiled steps show."
-    )
+    need = f"{how_many}: most rules need the exposed communication, which only profiled steps show."
     if report.job.only_watched:
         return f"{need} Use ddpprof capture to profile steps of a running job, or ddpprof trace for a new one."
     number, on_accelerator = report.job.num_steps, is_accelerator(report.job.device)
@@ -380,7 +377,8 @@ def _of_light_steps(report: Report) -> StepVerdict:
         return StepVerdict(_NO_STEPS if is_bare else "No step was recorded completely.", ())
     unknown = " The steps were timed, but not profiled. Profiled steps would show how the time is spent."
     if any(rank.light_steps for rank in report.ranks):
-        unknown = "" if file_of(report) is not None else " Only profiled steps show how much of it is communication."
+        only = " Only profiled steps show how much of the step is communication."
+        unknown = "" if file_of(report) is not None else only
     return StepVerdict(f"{_step_takes(report, step_ns)}.{unknown}", (Number("step", in_ms(step_ns)),))
 
 

@@ -208,7 +208,7 @@ def _network(answer: WhatIf) -> str:
         f"{percent(network.relative_error)} over {count(network.num_sizes, 'message size')} of "
         f"{three_digits(network.least_bytes / 1e6)} to {three_digits(network.most_bytes / 1e6)} MB"
         + (
-            f"; each byte costs {network.taken_ns_per_byte:.2g} ns of computation."
+            f"; each byte takes {network.taken_ns_per_byte:.2g} ns of computation time."
             if network.taken_ns_per_byte
             else "."
         )

@@ -367,7 +367,7 @@ def late_parameter(rows: Rows, view: View) -> Iterator[Finding]:
                     "late-parameter",
                     f"{bucket.slowest_parameter} delays {len(waiting) + 1} buckets",
                     f"its gradient is ready {in_ms(delay)} after the rest of bucket {bucket.index}; later buckets "
-                    f"were ready but waited up to {in_ms(max(waiting))}, since DDP launches buckets in order",
+                    f"are ready but wait up to {in_ms(max(waiting))}, because DDP launches buckets in order",
                     _reorder(module, bucket.slowest_parameter),
                     gain,
                     subject={"parameter": bucket.slowest_parameter, "bucket": bucket.index},

@@ -82,7 +82,7 @@ def mistakes(tmp_path: Path) -> dict[str, tuple[list[str], str]]:
     return {
         "no-such-path": (["report", str(tmp_path / "none")], "does not exist"),
         "not-a-run": (["report", str(tmp_path / "empty")], "is not a run"),
-        "newer-format": (["report", str(tmp_path / "newer")], "newer ddpprof"),
+        "newer-format": (["report", str(tmp_path / "newer")], "newer version of ddpprof"),
         "bad-trace": (["report", str(tmp_path / "bad.json")], "bad.json"),
         "cut-off": (["report", str(tmp_path / "cut.json.gz")], "is truncated"),
         "endless-name": (["report", "x" * 5000], "File name too long"),

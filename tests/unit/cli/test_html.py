@@ -37,7 +37,7 @@ def test_a_run_has_the_timeline_of_the_ranks_that_are_asked_for(tmp_path: Path) 
 
 def test_ranks_that_the_run_does_not_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(GLOO), "--only-ranks", "7", "--out", str(tmp_path / "page.html")]) == 2
-    assert capsys.readouterr().err == "ddpprof: no such rank: the run has 0-1.\n"
+    assert capsys.readouterr().err == "ddpprof: no such rank: the run has ranks 0-1.\n"
 
 
 def test_a_json_report_has_none(written: Path, tmp_path: Path) -> None:

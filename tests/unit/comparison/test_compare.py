@@ -263,7 +263,7 @@ SINGLE = compare_runs(with_idle(1000, 1010, 990, 1005), with_idle(6000, 6010, 59
             SINGLE,
             "step>5%",
             GateResult.UNKNOWN,
-            "one run on each side is too few to tell whether that is noise",
+            "one run on each side is too few to tell whether this is noise",
             id="single",
         ),
         pytest.param(

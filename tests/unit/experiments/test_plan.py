@@ -64,7 +64,7 @@ def test_shares_add_up_over_the_processes() -> None:
         pytest.param(None, "is not an experiment", id="absent"),
         pytest.param("{", "was not written by ddpprof", id="cut-off"),
         pytest.param(json.dumps({"format": 1}), "was not written by ddpprof", id="without-a-plan"),
-        pytest.param(json.dumps({"format": 2}), "newer ddpprof", id="newer"),
+        pytest.param(json.dumps({"format": 2}), "newer version of ddpprof", id="newer"),
         pytest.param("[1]", "was not written by ddpprof", id="no-object"),
         pytest.param(json.dumps(PLAIN | {"variants": [{"nproc": 0}]}), "processes in it is out of", id="no-process"),
     ],

@@ -33,7 +33,7 @@ def test_a_file_as_it_is_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        pytest.param(netbench(format=NETBENCH_FORMAT + 1), "written by a newer ddpprof", id="newer"),
+        pytest.param(netbench(format=NETBENCH_FORMAT + 1), "written by a newer version of ddpprof", id="newer"),
         pytest.param({"traceEvents": []}, "missing required field `format`", id="a-trace"),
         pytest.param([1], "Expected `object`", id="a-list"),
         pytest.param(netbench(collective="barrier"), "its collective is 'barrier'", id="collective"),

@@ -120,7 +120,7 @@ def test_a_rank_of_another_run_is_named(tmp_path: Path) -> None:
         (tmp_path / f"rank-{rank}.facts.json").write_text(json.dumps(facts(rank, run_id=run_id)))
         (tmp_path / f"rank-{rank}.trace.json").write_text(trace_text(**distributed(rank)))
     assert load_run(tmp_path).missing == (
-        "rank 1 is from another run: the run_id in rank-1.facts.json is not the one in run.json",
+        "rank 1 is from another run: the run_id in rank-1.facts.json differs from the run_id in run.json",
     )
 
 

@@ -186,7 +186,7 @@ def test_a_loaded_rank_can_be_sent_between_processes(run: Path) -> None:
 
 def test_a_newer_format_is_refused_with_the_way_out(run: Path) -> None:
     (run / "run.json").write_text('{"format": 2, "everything": "else changed"}')
-    with pytest.raises(NotARun, match=r"newer ddpprof: its format is 2.*pip install --upgrade ddpprof"):
+    with pytest.raises(NotARun, match=r"newer version of ddpprof: its format is 2.*pip install --upgrade ddpprof"):
         load_run(run)
 
 

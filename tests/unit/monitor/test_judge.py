@@ -449,7 +449,9 @@ def test_a_rank_that_skipped_a_backward_pass(other: RankEvidence, has_failed: bo
     )
 
 
-@pytest.mark.parametrize(("times", "later"), [(2, "nor was a later one"), (4, "nor were 3 later ones")])
+@pytest.mark.parametrize(
+    ("times", "later"), [(2, "nor was a later forward pass"), (4, "nor were 3 later forward passes")]
+)
 def test_a_rank_that_skipped_several_backward_passes(times: int, later: str) -> None:
     skipped = {**SKIPPED, "num_unpaired": times}
     verdict = judge([waiting(0), rank(1, num_passes=10, ended=Ended.FINISHED, **skipped)])

@@ -125,11 +125,11 @@ def test_chosen_ranks_are_read_alone_and_the_report_says_so(fleet: Path) -> None
         report = analysis.report
     assert [rank.rank for rank in report.ranks] == [1, 3, 4]
     assert report.missing[:2] == (
-        "only 3 of 5 ranks were read, as requested", "ranks 5-9 were requested, but the run has 0-4"
+        "only 3 of 5 ranks were read, as requested", "ranks 5-9 were requested, but the run has ranks 0-4"
     )  # fmt: skip
     assert not any("left no" in text for text in report.missing)
     assert read_by(fleet, AnalysisOptions(ranks=numbers("0,1"))) == ["rank-0.trace.json.gz"]
-    with pytest.raises(DdpprofError, match="no such rank: the run has 0-4"):
+    with pytest.raises(DdpprofError, match="no such rank: the run has ranks 0-4"):
         report_of(fleet, AnalysisOptions(ranks=numbers("7")))
 
 
@@ -146,7 +146,7 @@ def test_chosen_steps_are_measured_alone(fleet: Path) -> None:
         # DDP publishes the times of a step in the next one, which was not asked for.
         assert step == replace(same.steps[1], torch_times=step.torch_times)
     assert report_of(fleet) == render_json(everything), "entries of some steps are not those of all"
-    with pytest.raises(DdpprofError, match="no such step: there are 4, 6, 8, 10, 12-14"):
+    with pytest.raises(DdpprofError, match="no such step: the run has steps 4, 6, 8, 10, 12-14"):
         report_of(fleet, AnalysisOptions(steps=numbers("999")))
 
 

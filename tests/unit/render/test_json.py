@@ -71,7 +71,7 @@ def test_other_files_are_no_reports(tmp_path: Path) -> None:
     with pytest.raises(NotARun, match="is not a report"):
         read_report(path)
     path.write_text('{"format": 99, "ddpprof": "9"}')
-    with pytest.raises(NotARun, match="newer ddpprof: its format is 99"):
+    with pytest.raises(NotARun, match="newer version of ddpprof: its format is 99"):
         read_report(path)
 
 

@@ -83,7 +83,7 @@ def test_every_error_of_ddp_is_explained() -> None:
          "build the same model"),
         ("[1]: params[0] in this process with sizes [8, 8] appears not to match sizes of the same param in process 0.",
          "build the same model"),
-        ("register_comm_hook or register_builtin_comm_hook can only be called once.", "remove one of the two"),
+        ("register_comm_hook or register_builtin_comm_hook can only be called once.", "remove one of these hooks"),
         ("Can't detach views in-place. Use detach() instead. If you are using DistributedDataParallel (DDP) for",
          "zero_grad(set_to_none=True)"),
         ("Compiled autograd is not compatible with C++ DDP Reducer, please use", "python_reducer"),

@@ -62,7 +62,7 @@ UNEVEN = Failure(None, (end(0, LOST, 26, is_consequence=True),), (end(1, "finish
             Failure(end(1, None, 1, -9), (end(0, None, 1, -15),), ()),
             "The job failed: rank 1 was killed by SIGKILL after 1 step.\nThe out-of-memory killer may have ended the "
             "process: check the host's log (dmesg).\nRank 0 was still running after 1 step, and got SIGTERM, which "
-            "launchers send to all ranks when one fails.",
+            "launchers send to all ranks when a rank fails.",
             id="killed",
         ),
         pytest.param(
@@ -108,7 +108,7 @@ UNEVEN = Failure(None, (end(0, LOST, 26, is_consequence=True),), (end(1, "finish
             Failure(None, (end(0, None, 31), end(1, None, 31)), ()),
             "The job failed, and no rank reported why.\nRanks 0, 1 ended without a message after 31 steps: they were "
             "killed, for example by SIGKILL or the out-of-memory killer; ended by the launcher, which ends all ranks "
-            "when one fails; or ended by os._exit().",
+            "when a rank fails; or ended by os._exit().",
             id="no-rank-said-why",
         ),
         pytest.param(
@@ -122,7 +122,7 @@ UNEVEN = Failure(None, (end(0, LOST, 26, is_consequence=True),), (end(1, "finish
             TIMEOUT,
             "The job failed: rank 0 failed after 14 steps: RuntimeError: Timed out waiting 20000ms for recv "
             "operation to complete.\nRanks 1, 2 ended without a message after 13 to 14 steps: they were killed, for "
-            "example by SIGKILL or the out-of-memory killer; ended by the launcher, which ends all ranks when one "
+            "example by SIGKILL or the out-of-memory killer; ended by the launcher, which ends all ranks when a rank "
             "fails; or ended by os._exit().\nA collective times out when another rank does not take part in it: check "
             "what the other ranks were doing.",
             id="a-timeout",

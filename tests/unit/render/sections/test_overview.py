@@ -65,7 +65,7 @@ def test_where_all_may_be_noise_that_is_said(shown: object) -> None:
 
 
 @pytest.mark.parametrize("shown", [terminal, markdown])
-@pytest.mark.parametrize(("findings", "words"), [((), "There are none"), ((SURE,), "There are no more")])
+@pytest.mark.parametrize(("findings", "words"), [((), "No findings"), ((SURE,), "No further findings")])
 def test_without_profiled_steps_it_says_how_to_get_them(
     findings: tuple[Finding, ...], words: str, shown: object
 ) -> None:
@@ -73,7 +73,7 @@ def test_without_profiled_steps_it_says_how_to_get_them(
     few = light_report()
     few = replace(few, findings=findings, job=replace(few.job, num_steps=10, recorded_with=("train.py",)))
     text = " ".join(shown(few).split())
-    assert f"{words} without profiled steps" in text
+    assert f"{words}: most rules need" in text
     assert "Training ran for 10 steps, but the default options need" in text
     assert "ddpprof trace --skip-first 2 --cost-steps 2 --warmup 1 --steps 5 train.py" in text
     assert "without profiled steps" not in shown(report(findings=findings))
@@ -239,7 +239,7 @@ def test_without_communication() -> None:
 
 def test_of_light_steps() -> None:
     assert verdict(light_report()).text == (
-        "A step takes 56.2 ms. Only profiled steps show how much of it is communication."
+        "A step takes 56.2 ms. Only profiled steps show how much of the step is communication."
     )
 
 
