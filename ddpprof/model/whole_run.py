@@ -95,7 +95,21 @@ class Pause(msgspec.Struct, frozen=True):
     extra_ns: Int64
     """additional time of these steps compared to normal steps, ns"""
     every: int | None = None
-    """distance between these steps, if it is regular; only given for the kind ``UNKNOWN``"""
+    """distance between these steps, if it is regular; given for the kind ``UNKNOWN`` only, like the following fields"""
+    part: StepPart | None = None
+    """part of the step that takes most of the additional time; ``None`` if it is not a rank's own time, or unknown"""
+    ranks: tuple[int, ...] = ()
+    """ranks on which that part takes longer; the other ranks wait for them"""
+
+
+class UnevenWork(msgspec.Struct, frozen=True):
+    """Ranks that take turns at being the slowest rank, for example because their batches differ in size."""
+
+    lost_ns: Int64
+    """own time of the slowest rank minus the mean own time of all ranks; mean over the steps, ns"""
+    num_steps: int
+    most_often: float
+    """fraction of the steps in which the rank that is most often the slowest is the slowest"""
 
 
 class Slowdowns(msgspec.Struct, frozen=True):
@@ -103,6 +117,7 @@ class Slowdowns(msgspec.Struct, frozen=True):
 
     slowdowns: tuple[StepSlowdown, ...] = ()
     pauses: tuple[Pause, ...] = ()
+    uneven: UnevenWork | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +266,9 @@ class WholeRun:
     slowdowns: tuple[StepSlowdown, ...] = ()
     """periods in which steps took longer without a known pause, in order"""
     pauses: tuple[Pause, ...] = ()
-    """time taken by checkpoints, evaluation, recording and new epochs"""
+    """time taken by checkpoints, evaluation, recording, new epochs, and long steps without a known reason"""
+    uneven: UnevenWork | None = None
+    """``None`` if the waiting time of a rank is unknown, or if there are too few steps"""
     hang: Verdict | None = None
     """last verdict on a hang of the job"""
     captures: tuple[int, ...] = ()

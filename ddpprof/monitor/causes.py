@@ -95,23 +95,31 @@ def portrait(steps: PulseSteps | PulseSummaries, samples: PulseSamples) -> Portr
     """Return the median values of these steps; ``None`` if there are no steps."""
     if not len(steps):
         return None
-    length = steps.length_ns if isinstance(steps, PulseSteps) else steps.median_ns
     wait = _median(steps.wait_ns)
-    known = {StepPart.DATA: steps.data_ns, StepPart.FORWARD: steps.forward_ns, StepPart.OPTIMIZER: steps.optimizer_ns}
-    parts = {part: float(np.median(column)) for part, column in known.items()}
-    others = sum((steps.backward_ns, *known.values()))
-    if isinstance(steps, PulseSteps):
-        others = others + steps.save_ns + steps.evaluation_ns
-    parts[StepPart.OTHER] = float(np.median(np.maximum(length - others, 0)))
-    if wait is not None:
-        parts[StepPart.BACKWARD] = float(np.median((steps.backward_ns - steps.wait_ns)[steps.wait_ns != UNKNOWN]))
+    parts = {part: float(np.median(column)) for part, column in parts_of(steps).items() if len(column)}
+    if wait is None:
+        parts.pop(StepPart.BACKWARD, None)
     return Portrait(
-        length_ns=float(np.median(length)),
+        length_ns=float(np.median(_lengths(steps))),
         parts=parts,
         wait_ns=wait,
         first_gradient_ns=_median(steps.first_gradient_ns) if isinstance(steps, PulseSteps) else None,
         **_from_system(steps, samples),
     )
+
+
+def _lengths(steps: PulseSteps | PulseSummaries) -> Int64Column:
+    return steps.length_ns if isinstance(steps, PulseSteps) else steps.median_ns
+
+
+def parts_of(steps: PulseSteps | PulseSummaries) -> dict[StepPart, Int64Column]:
+    """Return the duration of each part of the rank's own time, ns. The backward pass has only rows with known waits."""
+    known = {StepPart.DATA: steps.data_ns, StepPart.FORWARD: steps.forward_ns, StepPart.OPTIMIZER: steps.optimizer_ns}
+    others = sum((steps.backward_ns, *known.values()))
+    if isinstance(steps, PulseSteps):
+        others = others + steps.save_ns + steps.evaluation_ns
+    backward = (steps.backward_ns - steps.wait_ns)[steps.wait_ns != UNKNOWN]
+    return {**known, StepPart.OTHER: np.maximum(_lengths(steps) - others, 0), StepPart.BACKWARD: backward}
 
 
 def _median(column: Int64Column) -> float | None:

@@ -26,7 +26,7 @@ from ddpprof.monitor.pulse_files import (
     write_slowdowns,
     write_verdict,
 )
-from ddpprof.monitor.slowdowns import SlowdownWatch, common_steps, pauses_in, world_size_of
+from ddpprof.monitor.slowdowns import SlowdownWatch, common_steps, pauses_in, uneven_work, world_size_of
 from ddpprof.monitor.whole_run import nonfinite_steps
 from ddpprof.topics.hang_words import standstill_line, verdict_lines
 from ddpprof.topics.losses import nonfinite_finding
@@ -212,9 +212,9 @@ class SlowdownLook:
 
     def _write(self, directory: Path, pulses: Mapping[int, Pulse]) -> None:
         steps = common_steps({rank: pulse.steps for rank, pulse in pulses.items()})
-        pauses = () if steps is None else pauses_in(steps)
+        of_steps = () if steps is None else (pauses_in(steps), uneven_work(steps))
         with suppress(OSError):
-            write_slowdowns(directory, Slowdowns(self._watch.slowdowns, pauses))
+            write_slowdowns(directory, Slowdowns(self._watch.slowdowns, *of_steps))
 
     def _tell(self, world_size: int) -> None:
         chains = _chains(self._watch.slowdowns)

@@ -24,9 +24,9 @@ from typing import TypeVar
 import numpy as np
 
 from ddpprof.model.pulse import Pulse, PulseSteps, PulseSummaries, StepFlag
-from ddpprof.model.tables import Int64Column, rows_of
-from ddpprof.model.whole_run import Pause, PauseKind, SlowdownCause, Slowdowns, StepSlowdown
-from ddpprof.monitor.causes import Portrait, RankChange, Reason, portrait, reason_for
+from ddpprof.model.tables import UNKNOWN, Int64Column, rows_of
+from ddpprof.model.whole_run import Pause, PauseKind, SlowdownCause, Slowdowns, StepPart, StepSlowdown, UnevenWork
+from ddpprof.monitor.causes import Portrait, RankChange, Reason, parts_of, portrait, reason_for
 from ddpprof.monitor.level_shifts import OF_SUMMARIES, Flags, LevelShift, LevelShifts
 
 
@@ -95,9 +95,56 @@ def pauses_in(steps: JobSteps) -> tuple[Pause, ...]:
             pauses.append(Pause(kind, int(mine.sum()), int(left_ns[mine].sum())))
     long = steps.is_usual & (steps.length_ns > _LONG * normal_ns)
     if long.any():
-        every = _regular_distance(steps.number[long])
-        pauses.append(Pause(PauseKind.UNKNOWN, int(long.sum()), int(left_ns[long].sum()), every))
+        extra_ns, every = int(left_ns[long].sum()), _regular_distance(steps.number[long])
+        part, ranks = _where_longer(steps, long, extra_ns)
+        pauses.append(Pause(PauseKind.UNKNOWN, int(long.sum()), extra_ns, every, part, ranks))
     return tuple(pauses)
+
+
+def _where_longer(steps: JobSteps, long: Flags, extra_ns: int) -> tuple[StepPart | None, tuple[int, ...]]:
+    """Return the part of the step that takes most of the additional time of long steps, and the ranks on which it does.
+
+    The part is ``None`` if it takes less than half of the time on every rank. Each long step includes the step before
+    it, because ranks that wait for another rank may already have begun their next step.
+    """
+    both = long | np.append(long[1:], False)
+    longer = {
+        (rank, part): float((column[both] - np.median(column[steps.is_usual])).sum())
+        for rank, rows in steps.ranks.items()
+        for part, column in parts_of(rows.with_all_waiting()).items()
+        if len(column) == len(steps)  # not if waiting is unknown
+    }
+    (_, part), most_ns = max(longer.items(), key=lambda one: one[1])
+    if most_ns < _HALF * extra_ns:
+        return None, ()
+    return part, tuple(rank for rank in steps.ranks if longer.get((rank, part), 0) >= _AS_LONG * most_ns)
+
+
+_HALF = 0.5
+_AS_LONG = 0.6
+"""minimum share of the worst rank's additional time for another rank to be named, too"""
+
+
+def uneven_work(steps: JobSteps) -> UnevenWork | None:
+    """Return how much longer the slowest rank works than the ranks do on average, in steps of usual length.
+
+    Steps that ddpprof recorded count, too, because recording takes about the same time on all ranks.
+    """
+    rows = [rank.with_all_waiting() for rank in steps.ranks.values()]
+    if len(rows) < 2 or any((rank.wait_ns == UNKNOWN).any() for rank in rows):
+        return None
+    own_ns = np.stack([rank.own_ns for rank in rows])[:, (steps.flags & ~int(StepFlag.RECORDED)) == 0]
+    if own_ns.shape[1] < _FEW_STEPS:
+        return None
+    is_slowest = np.bincount(own_ns.argmax(axis=0), minlength=len(rows))
+    lost_ns = own_ns.max(axis=0) - own_ns.mean(axis=0)
+    typical = lost_ns <= np.quantile(lost_ns, _TYPICAL)
+    return UnevenWork(round(float(lost_ns[typical].mean())), own_ns.shape[1], float(is_slowest.max() / own_ns.shape[1]))
+
+
+_FEW_STEPS = 10
+_TYPICAL = 0.9
+"""fraction of the steps that count; the others may be long for another reason, which makes the result conservative"""
 
 
 _LONG = 1.5
@@ -248,7 +295,8 @@ def slowdowns_of_run(pulses: Mapping[int, Pulse]) -> Slowdowns:
         for coarse in slowdowns_of_summaries(pulses)
         if coarse.first_step < first_row or not any(_overlap(coarse, one) for one in found)
     ]
-    return Slowdowns(tuple(sorted([*unseen, *found], key=lambda one: one.first_step)), pauses_in(steps))
+    in_order = sorted([*unseen, *found], key=lambda one: one.first_step)
+    return Slowdowns(tuple(in_order), pauses_in(steps), uneven_work(steps))
 
 
 def _overlap(one: StepSlowdown, other: StepSlowdown) -> bool:

@@ -241,6 +241,7 @@ def whole_run(
         ranks=tuple(ranks),
         slowdowns=tuple(found.slowdowns),
         pauses=tuple(found.pauses),
+        uneven=found.uneven,
         hang=hang,
         captures=captures,
     )

@@ -15,7 +15,7 @@ the same numbers if their digests are equal in every step. A generator was used 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddpprof.engine.finding import Change, Finding, loader_change, only_known
@@ -251,7 +251,7 @@ def idle_for_data(data: DataLoading, view: View) -> Iterator[Finding]:
     """Report training that waits for its DataLoader."""
     if not view.data_ns or not view.step_ns or view.data_ns < 0.05 * view.step_ns:
         return
-    slowest = max((one for _, one in _training_loaders(data)), key=lambda one: one.waited_ns or 0, default=None)
+    slowest = _slowest_of(loader for _, loader in _training_loaders(data))
     workers = "" if slowest is None else f", with num_workers={slowest.num_workers}"
     line = slowest_line_of_data(view)
     mostly = "" if line is None or line.data_ns < view.data_ns / 2 else f"; mostly at {line.short}"
@@ -280,6 +280,21 @@ def _gain_ns(data_ns: int, step_ns: int, loader: Loader | None, change: Change |
 
 
 _CHEAPER = "Make loading cheaper: use fewer transforms, or store preprocessed data."
+
+
+def training_loaders(view: View) -> Iterator[Loader]:
+    """Yield the loaders of all ranks whose batches are used for training."""
+    return (loader for one in view.records.values() for loader in one.loaders if loader.feeds_training)
+
+
+def load_in_advance(view: View) -> tuple[str, Change | None]:
+    """Return advice for training that waits for batches in some steps, and the change if there is one."""
+    slowest = _slowest_of(training_loaders(view))
+    return (_CHEAPER, None) if slowest is None else _more_workers(view, slowest)
+
+
+def _slowest_of(loaders: Iterable[Loader]) -> Loader | None:
+    return max(loaders, key=lambda one: one.waited_ns or 0, default=None)
 
 
 def _more_workers(view: View, loader: Loader) -> tuple[str, Change | None]:

@@ -325,11 +325,17 @@ def parameter_averaging(outside: Sequence[OutsideCalls], view: View) -> Iterator
             numbers=only_known(num_calls=sum(one.num_calls for one in after), exposed_ns=_exposed(after)),
         )
     if view.worth(_exposed(before)) and not view.trains_beside_ddp:
+        are_known = all(one.num_bytes is not None for one in before)
         yield Finding(
             "gradient-averaging",
-            "The script averages gradients over the ranks, in addition to DDP",
-            _said(before),
-            "Remove this averaging: DDP has already averaged the gradients during backward().",
+            "The script averages gradients over the ranks, in addition to DDP"
+            if are_known
+            else "The script all-reduces a tensor for each parameter after the backward pass, in addition to DDP",
+            _said(before) + ("" if are_known else "; the trace does not contain their sizes (use --record-shapes)"),
+            "Remove this averaging: DDP has already averaged the gradients during backward()."
+            if are_known
+            else "Remove these all-reduces: during backward(), DDP has already averaged the gradients, which are equal "
+            "on all ranks. Their norms are equal, too, and need no communication.",
             _exposed(before),
             numbers=only_known(num_calls=sum(one.num_calls for one in before), exposed_ns=_exposed(before)),
         )

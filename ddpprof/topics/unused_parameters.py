@@ -215,6 +215,7 @@ def dense_embedding_gradients(modules: Sequence[DdpModule], view: View) -> Itera
             ),
             predicted.high_ns,
             predicted=predicted,
+            cause_ns=predicted.high_ns,
             subject={"module": module.name, "parameter": large[0].name},
             change=sparse_embeddings_change() if takes_sparse else None,
             numbers=only_known(embedding_bytes=most_bytes, saved_bytes=round(saved_bytes)),

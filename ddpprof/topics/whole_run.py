@@ -28,6 +28,7 @@ from ddpprof.layout import (
 )
 from ddpprof.model.whole_run import Pause, PauseKind, RankWholeRun, SlowdownCause, StepPart, StepSlowdown, WholeRun
 from ddpprof.statistics import mean_known, median_known
+from ddpprof.topics.data import load_in_advance, training_loaders
 from ddpprof.topics.failure import FAILURE
 from ddpprof.topics.hang_words import verdict_in_short, verdict_lines
 from ddpprof.topics.script_code import longest_line
@@ -349,12 +350,12 @@ def long_steps(run: WholeRun, view: View) -> Iterator[Finding]:
         least = _MUCH_OF_CHANCE if may_be_chance else _MUCH
         if pause.kind is PauseKind.RECORDING or pause.num_steps < _FEW_PAUSES or share < least or watched_steps <= 0:
             continue
-        change = _keep_workers(view) if pause.kind is PauseKind.EPOCH else None
+        advice, change = _shorter(pause, view)
         yield Finding(
             "long-steps",
-            f"{_title(pause)} {percent(share)} of the run",
+            f"{_title(pause, len(run.ranks))} {percent(share)} of the run",
             f"{pause_sentence(pause)} of {watched_steps:,}, in addition to the usual duration of these steps",
-            _shorter(pause, change, view),
+            advice,
             pause.extra_ns // watched_steps,
             may_be_meant=pause.kind is not PauseKind.EPOCH,
             is_in_few_steps=True,
@@ -365,31 +366,79 @@ def long_steps(run: WholeRun, view: View) -> Iterator[Finding]:
         )
 
 
-def _title(pause: Pause) -> str:
-    if pause.kind is PauseKind.UNKNOWN:
-        which = "Some steps take" if pause.every is None else f"One in {pause.every} steps takes"
-        return f"{which} much longer than other steps. The extra time is"
-    return _TITLES[pause.kind]
-
-
-def _shorter(pause: Pause, change: Change | None, view: View) -> str:
-    """Return advice on making these steps shorter or less frequent."""
-    if change is not None:
-        return f"Keep the DataLoader's workers between epochs: {change.code}."
+def _title(pause: Pause, num_ranks: int) -> str:
     if pause.kind is not PauseKind.UNKNOWN:
-        return _LESS_OFTEN[pause.kind]
+        return _TITLES[pause.kind]
+    which = "Some steps take" if pause.every is None else f"One in {pause.every} steps takes"
+    if pause.part is None:
+        return f"{which} much longer than other steps. The extra time is"
+    who = _EVERY_RANK if len(pause.ranks) == num_ranks else ranks_in_words(pause.ranks)
+    return f"{which} much longer: {who} {_SPENDS[pause.part]}. The extra time is"
+
+
+def _shorter(pause: Pause, view: View) -> tuple[str, Change | None]:
+    """Return advice on making these steps shorter or less frequent, and the change if ddpprof can apply it."""
+    if pause.kind is PauseKind.EPOCH and (change := _keep_workers(view)) is not None:
+        return f"Keep the DataLoader's workers between epochs: {change.code}.", change
+    if pause.kind is not PauseKind.UNKNOWN:
+        return _LESS_OFTEN[pause.kind], None
+    if pause.part is StepPart.DATA:
+        return load_in_advance(view)
     line = longest_line(view)
-    if line is None:
-        return "Profile such a step of the running job, to see what it does: ddpprof capture --when 'step>1.5x' RUN."
-    return f"Do this work less often, or make it faster: {line.short} takes {in_ms(line.idle_ns)} in such a step."
+    if line is not None:
+        return (
+            f"Do this work less often, or make it faster: {line.short} takes {in_ms(line.idle_ns)} in such a step.",
+            None,
+        )
+    if pause.part is StepPart.OTHER and pause.ranks and len(pause.ranks) < (view.world_size or 1):
+        look = f"Look for code that only {ranks_in_words(pause.ranks)} runs, such as evaluation, logging or saving."
+        return f"{look} Run it less often or in the background, or share the work among all ranks. {_CAPTURE}", None
+    return _CAPTURE, None
 
 
 def _keep_workers(view: View) -> Change | None:
     """Return the change that keeps the DataLoader's workers between epochs; ``None`` if none are restarted."""
-    loaders = (loader for one in view.records.values() for loader in one.loaders if loader.feeds_training)
-    restarted = next((one for one in loaders if one.num_workers and not one.persistent_workers), None)
+    restarted = next((one for one in training_loaders(view) if one.num_workers and not one.persistent_workers), None)
     return None if restarted is None else loader_change(view.framework, restarted.num_workers, persistent=True)
 
+
+def uneven_work(run: WholeRun, view: View) -> Iterator[Finding]:
+    """Report ranks that take turns at being the slowest rank, so that the other ranks wait in most steps."""
+    uneven, steps = run.uneven, run.steps
+    if uneven is None or steps is None or (view.cores_per_rank or 1) < 1:
+        return
+    share = uneven.lost_ns / steps.mean_ns
+    least = _MUCH_UNEVEN if uneven.num_steps >= _LEAST_STEPS else _MUCH_IN_FEW_STEPS
+    if share < least or uneven.most_often > _MOST_IN_TURN:
+        return
+    yield Finding(
+        "uneven-work",
+        f"The ranks take turns at being the slowest: waiting for it takes {percent(share)} of the step",
+        f"in {uneven.num_steps:,} steps, the slowest rank worked {in_ms(uneven.lost_ns)} longer than the ranks did on "
+        f"average, and the same rank was the slowest in at most {percent(uneven.most_often)} of the steps",
+        "Give all ranks batches of about the same size in each step: sort or group the samples by length "
+        "(Trainer: group_by_length=True) so that all ranks of a step get similar lengths, or limit the number of "
+        "tokens per batch instead of the number of samples.",
+        uneven.lost_ns,
+        numbers=only_known(lost_ns=uneven.lost_ns, num_steps=uneven.num_steps),
+    )
+
+
+_MUCH_UNEVEN = 0.1
+"""minimum share of the step"""
+_MUCH_IN_FEW_STEPS = 0.15
+"""the same with fewer than `_LEAST_STEPS` steps"""
+_MOST_IN_TURN = 0.8
+"""maximum share of the steps in which one rank is the slowest; above, it is a straggler"""
+
+_CAPTURE = "Profile such a step of the running job, to see what it does: ddpprof capture --when 'step>1.5x' RUN."
+_SPENDS = {
+    StepPart.DATA: "waits for batches",
+    StepPart.FORWARD: "takes longer in the forward pass",
+    StepPart.BACKWARD: "takes longer in the backward pass",
+    StepPart.OPTIMIZER: "takes longer in the optimizer",
+    StepPart.OTHER: "runs other code of the script",
+}
 
 _MUCH = 0.05
 """minimum share of the run"""
@@ -410,6 +459,6 @@ _LESS_OFTEN = {
 WHOLE_RUN: Topic[Any, WholeRun] = Topic(
     "whole_run",
     sections={"whole-run": whole_run_tables},
-    rules=(long_steps,),
+    rules=(long_steps, uneven_work),
     of_run=lambda view: view.whole_run,
 )

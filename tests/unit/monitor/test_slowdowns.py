@@ -10,11 +10,18 @@ from pulses import BEGIN_NS, MS, pulse_of, steps_of, summaries_of, with_noise
 
 from ddpprof.model.pulse import Pulse, PulseSteps, StepFlag
 from ddpprof.model.tables import rows_of
-from ddpprof.model.whole_run import Pause, PauseKind, SlowdownCause, StepPart
+from ddpprof.model.whole_run import Pause, PauseKind, SlowdownCause, StepPart, UnevenWork
 from ddpprof.monitor import slowdowns
 from ddpprof.monitor.causes import Reason
 from ddpprof.monitor.level_shifts import LevelShift
-from ddpprof.monitor.slowdowns import SlowdownWatch, common_steps, pauses_in, slowdown_of, slowdowns_of_run
+from ddpprof.monitor.slowdowns import (
+    SlowdownWatch,
+    common_steps,
+    pauses_in,
+    slowdown_of,
+    slowdowns_of_run,
+    uneven_work,
+)
 
 
 def test_the_job_has_the_steps_that_all_ranks_have() -> None:
@@ -85,7 +92,61 @@ def test_what_the_rank_that_saves_longest_takes_counts_for_the_checkpoint() -> N
 def test_long_steps_without_a_flag_have_no_known_reason(long: tuple[int, ...], every: int | None) -> None:
     steps = common_steps({0: steps_of([{"other": 301.0} if number in long else {} for number in range(40)])})
     assert steps is not None
-    assert pauses_in(steps) == (Pause(PauseKind.UNKNOWN, len(long), len(long) * 300 * MS, every),)
+    extra_ns = len(long) * 300 * MS
+    assert pauses_in(steps) == (Pause(PauseKind.UNKNOWN, len(long), extra_ns, every, StepPart.OTHER, (0,)),)
+
+
+@pytest.mark.parametrize(
+    ("long", "part", "ranks"),
+    [
+        pytest.param(({"other": 301.0}, {"backward": 320.0, "wait": 300.0}), StepPart.OTHER, (0,), id="one-works"),
+        pytest.param(({"data": 301.0}, {"data": 290.0}), StepPart.DATA, (0, 1), id="all-wait-for-data"),
+        pytest.param(({"forward": 160.0}, {"forward": 161.0}), StepPart.FORWARD, (0, 1), id="all-compute"),
+        pytest.param(({"backward": 320.0, "wait": 300.0}, {"backward": 320.0, "wait": 300.0}), None, (), id="all-wait"),
+        pytest.param(({"backward": 320.0, "wait": -1.0}, {"backward": 320.0, "wait": -1.0}), None, (), id="unknown"),
+    ],
+)
+def test_where_long_steps_take_longer(
+    long: tuple[dict[str, float], dict[str, float]], part: StepPart | None, ranks: tuple[int, ...]
+) -> None:
+    unknown = {"wait": -1.0} if long[0].get("wait") == -1.0 else {}
+    rows = [[unknown if number % 5 else {**unknown, **one} for number in range(1, 41)] for one in long]
+    steps = common_steps({rank: steps_of(of_rank) for rank, of_rank in enumerate(rows)})
+    assert steps is not None
+    (pause,) = pauses_in(steps)
+    assert (pause.every, pause.part, pause.ranks) == (5, part, ranks)
+
+
+def test_ranks_that_wait_are_one_step_ahead() -> None:
+    """Rank 0 works after its optimizer step; rank 1 waits for it in the next step."""
+    works = [{"other": 301.0} if number % 5 == 0 else {} for number in range(1, 41)]
+    waits = [{"backward": 320.0, "wait": 300.0} if number % 5 == 1 and number > 1 else {} for number in range(1, 41)]
+    steps = common_steps({0: steps_of(works), 1: steps_of(waits)})
+    assert steps is not None
+    (pause,) = pauses_in(steps)
+    assert (pause.part, pause.ranks) == (StepPart.OTHER, (0,))
+
+
+def test_how_much_longer_the_slowest_rank_works() -> None:
+    """The ranks take turns; a tenth of the steps is left out."""
+    rows = [[{"forward": 30.0 if number % 2 == rank else 10.0} for number in range(40)] for rank in (0, 1)]
+    steps = common_steps({rank: steps_of(of_rank) for rank, of_rank in enumerate(rows)})
+    assert steps is not None
+    assert uneven_work(steps) == UnevenWork(10 * MS, 40, 0.5)
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        pytest.param([[{}] * 40], id="one-rank"),
+        pytest.param([[{}] * 40, [{"wait": -1.0}] * 40], id="waiting-is-unknown"),
+        pytest.param([[{}] * 9] * 2, id="few-steps"),
+    ],
+)
+def test_where_uneven_work_is_unknown(ranks: list[list[dict[str, float]]]) -> None:
+    steps = common_steps({rank: steps_of(rows) for rank, rows in enumerate(ranks)})
+    assert steps is not None
+    assert uneven_work(steps) is None
 
 
 def test_recording_and_the_end_of_an_epoch_are_pauses() -> None:

@@ -28,6 +28,7 @@ from ddpprof.model.whole_run import (
     Slowdowns,
     StepPart,
     StepSlowdown,
+    UnevenWork,
     WholeRun,
 )
 from ddpprof.monitor.pulse_files import read_pulse
@@ -39,10 +40,10 @@ from ddpprof.render.sections import sections
 from ddpprof.render.sections.overview import first_screen, verdict
 from ddpprof.report import Report
 from ddpprof.topics.script_code import SCRIPT_CODE, CodeLine, RankCode
-from ddpprof.topics.whole_run import long_steps, pause_sentence, slowdown_sentence
+from ddpprof.topics.whole_run import long_steps, pause_sentence, slowdown_sentence, uneven_work
 
 
-def ranks(folder: Path, **second: int) -> tuple[RankWholeRun, ...]:
+def two_ranks(folder: Path, **second: int) -> tuple[RankWholeRun, ...]:
     """Two ranks; the steps are 100 ms long and, from the 100th on, 150 ms."""
     steps = [*[MadeStep()] * 100, *[MadeStep(ms=150, wait_ms=70)] * 100]
     memory = (400 * 10**6, 500 * 10**6)
@@ -73,7 +74,7 @@ SLOWER = StepSlowdown(
 @pytest.fixture
 def whole(tmp_path: Path) -> Report:
     last = {"activity": Activity.BACKWARD, "since_ns": BEGIN_NS + 25 * SECOND, "tick_ns": BEGIN_NS + 37 * SECOND}
-    return report(whole_run=whole_run_of(ranks(tmp_path, **last)))
+    return report(whole_run=whole_run_of(two_ranks(tmp_path, **last)))
 
 
 def tables(of: Report) -> dict[str, Table]:
@@ -407,6 +408,59 @@ def test_the_line_of_long_steps_is_named_if_one_was_profiled() -> None:
     code = RankCode(0, 5, (), CodeLine("/a/train.py:66 in main", 200_000_000, 0))
     (found,) = long_steps(run, View(2, 70_000_000, shown={SCRIPT_CODE.name: (code,)}))
     assert found.advice.endswith("train.py:66 in main takes 200 ms in such a step.")
+
+
+@pytest.mark.parametrize(
+    ("part", "ranks", "title", "advice"),
+    [
+        pytest.param(
+            StepPart.OTHER, (0,), "One in 4 steps takes much longer: rank 0 runs other code of the script. The extra",
+            "Look for code that only rank 0 runs, such as evaluation", id="one-rank",
+        ),
+        pytest.param(
+            StepPart.DATA, (0, 1), "One in 4 steps takes much longer: every rank waits for batches. The extra",
+            "num_workers=4", id="data-of-all",
+        ),
+        pytest.param(
+            StepPart.FORWARD, (0, 1), "One in 4 steps takes much longer: every rank takes longer in the forward pass.",
+            "Profile such a step", id="all-compute",
+        ),
+    ],
+)  # fmt: skip
+def test_where_long_steps_take_longer_is_said(
+    part: StepPart, ranks: tuple[int, ...], title: str, advice: str, tmp_path: Path
+) -> None:
+    pause = Pause(PauseKind.UNKNOWN, 15, 3 * SECOND, 4, part, ranks)
+    run = WholeRun(110, 10, 10 * SECOND, two_ranks(tmp_path), pauses=(pause,))
+    view = View(2, 70_000_000, records={0: record(loaders=(loader(num_workers=0, persistent_workers=True),))})
+    (found,) = long_steps(run, view)
+    assert found.title.startswith(title)
+    assert advice in found.advice
+    assert (found.change is not None) is (part is StepPart.DATA)
+
+
+@pytest.mark.parametrize(
+    ("uneven", "cores", "is_found"),
+    [
+        pytest.param(UnevenWork(15 * MS, 100, 0.5), 1.0, True, id="in-turn"),
+        pytest.param(UnevenWork(15 * MS, 100, 0.5), None, True, id="cores-unknown"),
+        pytest.param(UnevenWork(9 * MS, 100, 0.5), 1.0, False, id="little"),
+        pytest.param(UnevenWork(15 * MS, 12, 0.5), 1.0, False, id="few-steps"),
+        pytest.param(UnevenWork(20 * MS, 12, 0.5), 1.0, True, id="much-in-few-steps"),
+        pytest.param(UnevenWork(15 * MS, 100, 0.9), 1.0, False, id="a-straggler"),
+        pytest.param(UnevenWork(15 * MS, 100, 0.5), 0.5, False, id="ranks-share-cores"),
+        pytest.param(None, 1.0, False, id="unknown"),
+    ],
+)
+def test_ranks_that_take_turns_at_being_late(
+    uneven: UnevenWork | None, cores: float | None, is_found: bool, tmp_path: Path
+) -> None:
+    run = replace(whole_run_of(two_ranks(tmp_path)), uneven=uneven)
+    assert run.steps is not None
+    assert run.steps.mean_ns == 125 * MS
+    found = list(uneven_work(run, View(2, 125 * MS, cores_per_rank=cores)))
+    assert len(found) == is_found
+    assert all(one.gain_ns == uneven.lost_ns for one in found if uneven is not None)
 
 
 @pytest.mark.parametrize(
