@@ -43,6 +43,8 @@ PLANTS = {
     "barrier": Plant(("barrier-in-loop",), ("mlp", "transformer"), (1,), is_mended_by_ddpprof=False),
     "dense_embeddings": Plant(("dense-embedding-gradients",), ("embeddings",), (None, 1)),
     "script_code": Plant(("script-code",), ("mlp", "transformer"), (None, 1), is_mended_by_ddpprof=False),
+    "anomaly": Plant(("debugging-setting",), ("transformer", "convnet")),
+    "uneven": Plant(("uneven-work",), ("mlp", "transformer"), is_mended_by_ddpprof=False),
     "straggler": Plant(("straggler", "slow-rank"), ("mlp", "convnet"), (None, 1), is_mended_by_ddpprof=False),
 }
 """what is planted, by its name"""

@@ -6,6 +6,7 @@ python train.py MODEL [--plant NAME [--mended]] [--framework NAME]
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 import time
 from pathlib import Path
@@ -24,6 +25,8 @@ from models import Training, parts_of
 
 PASSES = 4
 SECONDS_A_BATCH = 0.04
+SMALLEST_BATCH = 0.3
+"""fraction of the largest batch, if batches differ in size"""
 
 
 class SlowBatches(Dataset[int]):
@@ -81,6 +84,8 @@ def main() -> None:
     pin()
     if plant == "many_threads":
         torch.set_num_threads(8)
+    if plant == "anomaly":
+        torch.autograd.set_detect_anomaly(True)
     if given.framework is not None:
         torch.set_num_threads(1)
         torch.manual_seed(0)
@@ -99,7 +104,12 @@ def main() -> None:
     else:
         training.optimizer = torch.optim.SGD(training.model.parameters(), lr=1e-4, momentum=0.9)
     batches = iter(DataLoader(SlowBatches(), batch_size=1)) if given.plant == "slow_loader" else None
+    sizes = random.Random(0 if given.mended else dist.get_rank()) if given.plant == "uneven" else None
+    inputs, targets = training.inputs, training.targets
     while True:
+        if sizes is not None:
+            part = sizes.uniform(SMALLEST_BATCH, 1)
+            training.inputs, training.targets = inputs[: int(part * len(inputs))], targets[: int(part * len(targets))]
         step(training, plant, batches)
 
 

@@ -151,8 +151,8 @@ class ChangeKind(StrEnum):
     """in the arguments of a ``DataLoader``"""
     COMPILATION = "compilation"
     """in the way that torch.compile is applied to DDP: ``optimize_ddp`` or ``compile_order``"""
-    LAYERS = "layers"
-    """in the model's layers: ``sync_batch_norm`` or ``sparse_embeddings``"""
+    SWITCH = "switch"
+    """by turning ``sync_batch_norm``, ``sparse_embeddings`` or ``detect_anomaly`` on or off in the script"""
     NO_SYNC = "no_sync"
     """in the training loop: only the last of ``num_passes`` backward passes reduces gradients"""
 
@@ -205,13 +205,13 @@ def compilation_change(optimize_ddp: str | None = None, compile_order: str | Non
 def sync_batch_norm_change() -> Change:
     """Return the change from SyncBatchNorm to BatchNorm, which computes statistics over one rank's batch."""
     code = "leave out torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)"
-    return Change(ChangeKind.LAYERS, {"sync_batch_norm": False}, code, is_lossy=True)
+    return Change(ChangeKind.SWITCH, {"sync_batch_norm": False}, code, is_lossy=True)
 
 
 def sparse_embeddings_change() -> Change:
     """Return the change to sparse gradients of all embeddings."""
     code = "torch.nn.Embedding(…, sparse=True)"
-    return Change(ChangeKind.LAYERS, {"sparse_embeddings": True}, code)
+    return Change(ChangeKind.SWITCH, {"sparse_embeddings": True}, code)
 
 
 _ORDERS = {

@@ -259,7 +259,7 @@ def trial_settings(folder: Path, experiment: Experiment, variant: Variant) -> Se
         passes_per_reduction=variant.passes_per_reduction,
         optimize_ddp=variant.optimize_ddp,
         compile_order=variant.compile_order,
-        layers=variant.layers,
+        switches=variant.switches,
         num_threads=_num_threads(variant),
         losses=experiment.kind in (ExperimentKind.TUNE, ExperimentKind.TRY),
         without_ddp=variant.without_ddp,

@@ -95,8 +95,8 @@ class Variant:
     """value of ``torch._dynamo.config.optimize_ddp``"""
     compile_order: str | None = None
     """order in which DDP and torch.compile wrap the model: ``"ddp_first"`` or ``"model_first"``"""
-    layers: Mapping[str, bool] = field(default_factory=dict)
-    """changes of the model's layers: ``sync_batch_norm: False`` or ``sparse_embeddings: True``"""
+    switches: Mapping[str, bool] = field(default_factory=dict)
+    """``sync_batch_norm: False``, ``sparse_embeddings: True`` or ``detect_anomaly: False``"""
     command: tuple[str, ...] = ()
     """this variant's own command, used instead of the experiment's"""
 

@@ -158,7 +158,7 @@ def _promise(label: str, number: int, finding: Finding) -> Promise:
     )
 
 
-_CHANGES_ORDER = (ChangeKind.NO_SYNC, ChangeKind.COMPILATION, ChangeKind.ENVIRONMENT, ChangeKind.LAYERS)
+_CHANGES_ORDER = (ChangeKind.NO_SYNC, ChangeKind.COMPILATION, ChangeKind.ENVIRONMENT, ChangeKind.SWITCH)
 """kinds of changes that add gradients or results in another order"""
 
 
@@ -187,8 +187,8 @@ def variant_with(now: Variant, change: Change) -> Variant:
         case ChangeKind.COMPILATION:
             name, value = next(iter(values.items()))
             return replace(now, label=label).compiled(name, str(value))
-        case ChangeKind.LAYERS:
-            return replace(now, label=label, layers={name: bool(value) for name, value in values.items()})
+        case ChangeKind.SWITCH:
+            return replace(now, label=label, switches={name: bool(value) for name, value in values.items()})
         case ChangeKind.NO_SYNC:
             return replace(now, label=label, passes_per_reduction=int(str(values["num_passes"])))
 

@@ -7,6 +7,7 @@
     compile_order=…,…             ddp_first: torch.compile(DDP(model)); model_first: DDP(torch.compile(model))
     sync_batch_norm=True,False    False: SyncBatchNorm layers use the statistics of their own rank, as BatchNorm does
     sparse_embeddings=True,False  True: embeddings compute sparse gradients, as with Embedding(..., sparse=True)
+    detect_anomaly=True,False     False: the script cannot turn on autograd's anomaly detection
     NCCL_MAX_CTAS=4,8             environment variable (upper case)
     OMP_NUM_THREADS=1,2           also replaces the argument of the script's calls of torch.set_num_threads
     model.width=32,64             any other word, appended to the script's arguments
@@ -51,8 +52,8 @@ COMPILATIONS: Mapping[str, Sequence[str]] = {
     "optimize_ddp": (OptimizeDdp.DDP_OPTIMIZER, OptimizeDdp.PYTHON_REDUCER, OptimizeDdp.NO_OPTIMIZATION),
 }
 """settings of compilation → their values"""
-LAYERS = ("sync_batch_norm", "sparse_embeddings")
-"""changes of the model's layers"""
+SWITCHES = ("sync_batch_norm", "sparse_embeddings", "detect_anomaly")
+"""what ddpprof can turn on or off in the script"""
 _COMMA_BETWEEN_VALUES = re.compile(r",(?![^\[]*\])")
 
 
@@ -60,7 +61,7 @@ class _Place(Enum):
     COMMAND = "command"
     DDP = "ddp"
     COMPILATION = "compilation"
-    LAYERS = "layers"
+    SWITCH = "switch"
     ENVIRONMENT = "environment"
     ARGUMENT = "argument"
 
@@ -121,8 +122,8 @@ def _with(variant: Variant, name: str, value: str, command: Sequence[str]) -> Va
             return replace(variant, ddp={**variant.ddp, name: _argument(name, value)})
         case _Place.COMPILATION:
             return variant.compiled(name, _compilation(name, value))
-        case _Place.LAYERS:
-            return replace(variant, layers={**variant.layers, name: _argument(name, value)})
+        case _Place.SWITCH:
+            return replace(variant, switches={**variant.switches, name: _argument(name, value)})
         case _Place.ENVIRONMENT:
             return replace(variant, variables={**variant.variables, name: value})
         case _:
@@ -137,8 +138,8 @@ def _place(name: str, command: Sequence[str]) -> _Place:
         return _Place.DDP
     if name in COMPILATIONS:
         return _Place.COMPILATION
-    if name in LAYERS:
-        return _Place.LAYERS
+    if name in SWITCHES:
+        return _Place.SWITCH
     return _Place.ENVIRONMENT if name.isupper() and name.isidentifier() else _Place.ARGUMENT
 
 
@@ -149,7 +150,7 @@ def _compilation(name: str, value: str) -> str:
 
 
 def _refuse_misspelt(name: str) -> None:
-    known = [*DDP_ARGUMENTS, *COMPILATIONS, *LAYERS]
+    known = [*DDP_ARGUMENTS, *COMPILATIONS, *SWITCHES]
     meant = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     if meant:
         raise DdpprofError(f"DDP has no argument {name}. Did you mean {meant[0]}? A script option begins with --")

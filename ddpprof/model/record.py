@@ -441,6 +441,8 @@ class Record(Struct, frozen=True, kw_only=True):
     """CPU limit of the control group, as a number of cores; ``None`` if there is no limit"""
     machine_cores: Int64 | None = None
     """number of cores of the machine"""
+    debugging: tuple[str, ...] = ()
+    """settings for debugging that slow down each step: ``detect_anomaly`` or environment variables with their value"""
     links: LinkFacts | None = None
     """links of the machine; ``None`` in records of older versions of ddpprof"""
 

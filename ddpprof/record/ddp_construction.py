@@ -329,8 +329,10 @@ def modify_ddp(distributed: ModuleType, settings: Settings) -> None:
     """
     if settings.num_threads:
         _fix_threads(sys.modules["torch"], settings.num_threads)
+    if not settings.switches.get("detect_anomaly", True):
+        _never_detect_anomalies(sys.modules["torch"])
     changes_ddp = settings.ddp or settings.comm_hook or settings.without_ddp or settings.ddp_blocks
-    if not (changes_ddp or settings.loader or settings.passes_per_reduction or settings.layers):
+    if not (changes_ddp or settings.loader or settings.passes_per_reduction or settings.switches):
         return
     ddp = distributed.DistributedDataParallel
     known = inspect.signature(ddp.__init__).parameters
@@ -390,9 +392,9 @@ def _constructor(original: Callable[..., None], settings: Settings) -> Callable[
         for name in _NOT_WITHOUT_DDP if takes_ddp_away else ():
             if given.arguments.get(name) is not None:
                 raise RuntimeError(f"ddpprof cannot disable DDP because the script passes {name} to it")
-        if not settings.layers.get("sync_batch_norm", True):
+        if not settings.switches.get("sync_batch_norm", True):
             _use_own_statistics(given.arguments["module"])
-        if settings.layers.get("sparse_embeddings"):
+        if settings.switches.get("sparse_embeddings"):
             _use_sparse_gradients(given.arguments["module"])
         original(*given.args, **given.kwargs)
         if settings.loader:
@@ -418,6 +420,16 @@ def _fix_threads(torch: Any, number: int) -> None:
         set_num_threads(num_threads if is_of_torch else number)
 
     torch.set_num_threads = fixed
+
+
+def _never_detect_anomalies(torch: Any) -> None:
+    """Make ``set_detect_anomaly(True)`` and ``detect_anomaly()`` have no effect."""
+    set_anomaly_enabled = torch.set_anomaly_enabled
+
+    def disabled(_mode: bool, check_nan: bool = True) -> None:
+        set_anomaly_enabled(False, check_nan)
+
+    torch.set_anomaly_enabled = disabled
 
 
 def _use_own_statistics(model: Any) -> None:

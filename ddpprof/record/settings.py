@@ -75,9 +75,10 @@ class Settings:
     """value of ``torch._dynamo.config.optimize_ddp``, set when the script constructs DDP"""
     compile_order: str | None = None
     """order in which DDP and torch.compile wrap the model: ``"ddp_first"`` or ``"model_first"``"""
-    layers: Mapping[str, bool] = field(default_factory=dict)
-    """changes of the layers of DDP modules. ``sync_batch_norm: False`` makes SyncBatchNorm compute statistics per rank,
-    as BatchNorm does; ``sparse_embeddings: True`` makes embeddings compute sparse gradients
+    switches: Mapping[str, bool] = field(default_factory=dict)
+    """``sync_batch_norm: False`` makes SyncBatchNorm layers compute statistics per rank, as BatchNorm does;
+    ``sparse_embeddings: True`` makes embeddings compute sparse gradients; ``detect_anomaly: False`` prevents the script
+    from turning on autograd's anomaly detection
     """
     num_threads: int = 0
     """if not 0, number of threads that the script's calls of ``torch.set_num_threads`` set, whatever their argument"""

@@ -129,6 +129,20 @@ class JobEnvironment(Listener):
         self._world_size = 0
         self._links: LinkFacts | None = None
         self._compile_order: CompileOrder | None = None
+        self._detects_anomalies = False
+
+    def look_for_anomaly_detection(self) -> None:
+        self._detects_anomalies |= torch.is_anomaly_enabled()
+
+    def _debugging(self) -> tuple[str, ...]:
+        """Return the settings for debugging that are in effect, as in `Record.debugging`."""
+        blocks = self._of_ddp["device"] == "cuda" and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0"
+        active = {
+            "detect_anomaly": self._detects_anomalies,
+            "TORCH_DISTRIBUTED_DEBUG=DETAIL": _is_debugging_collectives(),
+            "CUDA_LAUNCH_BLOCKING=1": blocks,
+        }
+        return tuple(name for name, is_active in active.items() if is_active)
 
     def look_who_calls(self) -> None:
         """Record which framework, if any, constructs or calls DDP modules."""
@@ -185,11 +199,16 @@ class JobEnvironment(Listener):
             "core_list": None if cores is None else ",".join(map(str, cores)),
             "cpu_quota": cpu_quota(),
             "machine_cores": os.cpu_count(),
+            "debugging": self._debugging(),
             "num_threads": torch.get_num_threads(),
             "links": self._links,
             "checkpoints": tuple(self._checkpoints),
             "of_some_ranks": consistency.of_main_script(),
         }
+
+
+def _is_debugging_collectives() -> bool:
+    return bool(dist.is_available()) and dist.get_debug_level() is dist.DebugLevel.DETAIL
 
 
 def backend_for(group: Any, device_type: str) -> str:
@@ -417,6 +436,7 @@ class StepNotes(Listener):
             module.times.launched(index, began_ns, lambda: future)
 
     def backward_begins(self, loss: Any) -> None:
+        self.environment.look_for_anomaly_detection()
         for module in self.modules:
             module.backward_begins()
 

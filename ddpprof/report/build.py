@@ -38,8 +38,8 @@ from ddpprof.topics.buckets.traced import NO_BUCKETS, RankBuckets, TracedBuckets
 from ddpprof.topics.devices import DEVICES, imbalance_ns
 from ddpprof.topics.facts import RankFacts
 from ddpprof.topics.failure import find_failure, rank_end
-from ddpprof.topics.host_threads import HOST_THREADS, cores_of_hosts, host_threads
 from ddpprof.topics.overlap_slowdown import OVERLAP_SLOWDOWN, OverlapSlowdownReport, slowdown_report
+from ddpprof.topics.process_settings import HOST_THREADS, cores_of_hosts, host_threads
 from ddpprof.topics.ranks.across import ACROSS, AcrossRanks, RecordedSteps, across_ranks
 from ddpprof.topics.ranks.rules import LATENESS, Lateness
 from ddpprof.topics.ranks.stragglers import Straggler

@@ -44,7 +44,6 @@ from ddpprof.topics.facts import FACTS, RankFacts, RecordSummary
 from ddpprof.topics.failure import FAILURE
 from ddpprof.topics.hangs import HANGS
 from ddpprof.topics.horovod import HOROVOD
-from ddpprof.topics.host_threads import HOST_THREADS
 from ddpprof.topics.idle import IDLE
 from ddpprof.topics.kernel_slowdown import OverlapSlowdown, measure_slowdown, merge_slowdowns, thinned
 from ddpprof.topics.kernels import MOST_KERNELS, KernelSummary, summarize_kernels
@@ -54,6 +53,7 @@ from ddpprof.topics.losses import LOSSES
 from ddpprof.topics.memory import MEMORY
 from ddpprof.topics.overlap_slowdown import KERNELS, OVERLAP_SLOWDOWN
 from ddpprof.topics.own_reduction import OWN_REDUCTION
+from ddpprof.topics.process_settings import DEBUGGING, HOST_THREADS
 from ddpprof.topics.ranks.across import ACROSS
 from ddpprof.topics.ranks.rules import LATENESS
 from ddpprof.topics.replicas import REPLICAS
@@ -86,6 +86,7 @@ TOPICS: tuple[Topic[Any, Any], ...] = (
     KERNELS,
     IDLE,
     SCRIPT_CODE,
+    DEBUGGING,
     HOST_THREADS,
     UNUSED_PARAMETERS,
     BUFFER_SYNCS,

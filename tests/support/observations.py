@@ -16,10 +16,10 @@ from ddpprof.topics.checkpoints import CHECKPOINTS
 from ddpprof.topics.data import DATA, RANDOM_NUMBERS, DataLoading
 from ddpprof.topics.devices import DEVICES, DataParallelStep
 from ddpprof.topics.hangs import HANGS, HangRisks
-from ddpprof.topics.host_threads import HOST_THREADS, HostThreads
 from ddpprof.topics.idle import IDLE
 from ddpprof.topics.losses import LOSSES
 from ddpprof.topics.overlap_slowdown import OVERLAP_SLOWDOWN, OverlapSlowdownReport
+from ddpprof.topics.process_settings import HOST_THREADS, HostThreads
 from ddpprof.topics.ranks.rules import LATENESS, Lateness
 from ddpprof.topics.replicas import REPLICAS, Replicas
 from ddpprof.topics.unused_parameters import UNUSED_PARAMETERS

@@ -165,8 +165,8 @@ def test_workers_may_draw_other_augmentations() -> None:
             compilation_change(optimize_ddp="ddp_optimizer"), {"optimize_ddp": "ddp_optimizer"}, id="compilation"
         ),
         pytest.param(compilation_change(compile_order="model_first"), {"compile_order": "model_first"}, id="order"),
-        pytest.param(sync_batch_norm_change(), {"layers": {"sync_batch_norm": False}}, id="batch-norm"),
-        pytest.param(sparse_embeddings_change(), {"layers": {"sparse_embeddings": True}}, id="embeddings"),
+        pytest.param(sync_batch_norm_change(), {"switches": {"sync_batch_norm": False}}, id="batch-norm"),
+        pytest.param(sparse_embeddings_change(), {"switches": {"sparse_embeddings": True}}, id="embeddings"),
         pytest.param(Change(ChangeKind.NO_SYNC, {"num_passes": 4}, "once"), {"passes_per_reduction": 4}, id="no-sync"),
     ],
 )  # fmt: skip

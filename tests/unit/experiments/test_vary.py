@@ -139,7 +139,7 @@ def test_the_compilation_of_ddp_is_varied_with_its_buckets() -> None:
 
 def test_sync_batch_norm_is_left_out() -> None:
     varied = vary(ONE, ["sync_batch_norm=True,False"], SCRIPT)
-    assert [one.layers for one in varied] == [{"sync_batch_norm": True}, {"sync_batch_norm": False}]
+    assert [one.switches for one in varied] == [{"sync_batch_norm": True}, {"sync_batch_norm": False}]
 
 
 @pytest.mark.parametrize(

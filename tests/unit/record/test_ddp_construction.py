@@ -24,6 +24,7 @@ from ddpprof.record.ddp_construction import (
     _constructor,
     differing_arguments,
     differing_parameters,
+    modify_ddp,
     noting_parameters,
     reducer_parameters,
     switch_ddp,
@@ -335,11 +336,22 @@ def test_sync_batch_norm_computes_as_batch_norm_and_keeps_its_parameters() -> No
     synced = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(plain))
     parameters = list(synced.parameters())
     ddp = SimpleNamespace(_use_python_reducer=False)
-    _constructor(lambda _ddp, module: module.train(), Settings("run", layers={"sync_batch_norm": False}))(ddp, synced)
+    _constructor(lambda _ddp, module: module.train(), Settings("run", switches={"sync_batch_norm": False}))(ddp, synced)
     x = torch.randn(8, 4)
     assert torch.equal(synced(x), plain(x))
     assert torch.equal(synced[1].running_var, plain[1].running_var)
     assert all(one is other for one, other in zip(synced.parameters(), parameters, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+def test_the_script_cannot_turn_on_anomaly_detection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "set_anomaly_enabled", torch.set_anomaly_enabled)  # restores it afterwards
+    distributed: Any = SimpleNamespace(DistributedDataParallel=type("Ddp", (), {"__init__": lambda _self: None}))
+    modify_ddp(distributed, Settings("run", switches={"detect_anomaly": False}))
+    torch.autograd.set_detect_anomaly(True)
+    assert not torch.is_anomaly_enabled()
+    with torch.autograd.detect_anomaly(check_nan=False):
+        assert not torch.is_anomaly_enabled()
 
 
 def test_embeddings_compute_sparse_gradients_before_ddp_looks() -> None:
@@ -350,5 +362,5 @@ def test_embeddings_compute_sparse_gradients_before_ddp_looks() -> None:
         expected.extend(getattr(layer, "sparse", False) for layer in module)
 
     ddp = SimpleNamespace(_use_python_reducer=False)
-    _constructor(constructed, Settings("run", layers={"sparse_embeddings": True}))(ddp, model)
+    _constructor(constructed, Settings("run", switches={"sparse_embeddings": True}))(ddp, model)
     assert expected == [True, True, False]

@@ -9,7 +9,7 @@ from tables import record
 from ddpprof.model import HostRead, OptimizerFacts
 from ddpprof.report.topics import find_all
 from ddpprof.topics.devices import DeviceLoad
-from ddpprof.topics.host_threads import HostCores
+from ddpprof.topics.process_settings import HostCores
 from ddpprof.topics.replicas import Drift, TrainedApart
 
 

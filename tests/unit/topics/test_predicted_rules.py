@@ -12,7 +12,7 @@ from tables import ddp_module
 from ddpprof.engine.finding import Finding, NewBuckets, Predicted, Predictions
 from ddpprof.engine.topic import View
 from ddpprof.report.topics import find_all
-from ddpprof.topics.host_threads import HostCores
+from ddpprof.topics.process_settings import HostCores
 from ddpprof.topics.ranks.stragglers import OwnTimePart, Straggler
 
 SAVES = Predicted(5 * MS, 3 * MS, 8 * MS)

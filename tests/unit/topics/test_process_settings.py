@@ -8,8 +8,9 @@ import pytest
 from msgspec.structs import replace
 from tables import record
 
+from ddpprof.engine.topic import View
 from ddpprof.model import Record
-from ddpprof.topics.host_threads import HostCores, cores_of_hosts
+from ddpprof.topics.process_settings import DEBUGGING, HostCores, cores_of_hosts, debugging_settings
 
 
 def rank(number: int, host: str = "a", **facts: Any) -> Record:
@@ -37,6 +38,36 @@ def test_threads_and_cores(records: list[Record], num_threads: int, num_cores: f
     (host,) = cores_of_hosts(records)
     assert host == HostCores("a", len(records), num_threads, num_cores)
     assert (host.threads_that_fit, host.is_overcommitted) == (fit, too_many)
+
+
+@pytest.mark.parametrize(
+    ("debugging", "titles", "values"),
+    [
+        pytest.param((), [], [], id="none"),
+        pytest.param(
+            ("detect_anomaly",), ["Autograd's anomaly detection is on, which slows down every step"],
+            [{"detect_anomaly": False}], id="anomaly",
+        ),
+        pytest.param(
+            ("TORCH_DISTRIBUTED_DEBUG=DETAIL", "CUDA_LAUNCH_BLOCKING=1"),
+            [
+                "TORCH_DISTRIBUTED_DEBUG=DETAIL is set, which slows down every collective",
+                "CUDA_LAUNCH_BLOCKING=1 is set, so the host waits for each kernel",
+            ],
+            [{"TORCH_DISTRIBUTED_DEBUG": "OFF"}, {"CUDA_LAUNCH_BLOCKING": "0"}], id="variables",
+        ),
+        pytest.param(("of a later version",), [], [], id="unknown"),
+    ],
+)  # fmt: skip
+def test_settings_for_debugging(debugging: tuple[str, ...], titles: list[str], values: list[dict[str, object]]) -> None:
+    view = View(2, 10**8, records={0: record(), 1: record(1, debugging=debugging)})
+    assert DEBUGGING.of_run is not None
+    names = DEBUGGING.of_run(view)
+    assert names is not None
+    found = list(debugging_settings(names, view))
+    assert [one.title for one in found] == titles
+    assert [one.change.values for one in found if one.change is not None] == values
+    assert all(one.comes_first for one in found)
 
 
 def test_each_host_by_itself() -> None:

@@ -1,14 +1,15 @@
-"""Compare the ranks of a host and their compute threads with the number of cores that they may use.
+"""Check the settings of the ranks' processes: cores, compute threads, and settings for debugging.
 
 The number of threads of a single rank may match the number of cores, but all ranks of the host share these cores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ddpprof.engine.finding import Change, ChangeKind, Finding, only_known
+from ddpprof.engine.finding import Change, ChangeKind, Finding, environment_change, only_known
 from ddpprof.engine.topic import Topic, View
 from ddpprof.model import Record
 from ddpprof.model.whole_run import RankWholeRun
@@ -147,4 +148,42 @@ def _cores(number: float) -> str:
     return f"{number:.3g} core{'' if number == 1 else 's'}"
 
 
+def debugging_settings(num_ranks: Mapping[str, int], _view: View) -> Iterator[Finding]:
+    """Report settings for debugging, which distort the measured times. `num_ranks`: number of ranks by setting."""
+    for name, (title, evidence, advice, change) in _OF_DEBUGGING.items():
+        if num_ranks.get(name):
+            numbers = only_known(num_ranks=num_ranks[name])
+            yield Finding(
+                "debugging-setting", title, evidence, advice, None, comes_first=True, change=change, numbers=numbers
+            )
+
+
+_OF_DEBUGGING = {
+    "detect_anomaly": (
+        "Autograd's anomaly detection is on, which slows down every step",
+        "it stores a stack trace for each operation of the forward pass, and checks each gradient for NaN",
+        "Remove torch.autograd.set_detect_anomaly(True), and use it only to find the operation that produces a NaN.",
+        Change(
+            ChangeKind.SWITCH, {"detect_anomaly": False}, "without torch.autograd.set_detect_anomaly(True)",
+        ),
+    ),
+    "TORCH_DISTRIBUTED_DEBUG=DETAIL": (
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL is set, which slows down every collective",
+        "before each collective, the ranks compare its kind and its sizes over an additional process group",
+        "Unset the variable once the bug that you were looking for is fixed.",
+        environment_change(TORCH_DISTRIBUTED_DEBUG="OFF"),
+    ),
+    "CUDA_LAUNCH_BLOCKING=1": (
+        "CUDA_LAUNCH_BLOCKING=1 is set, so the host waits for each kernel",
+        "computation cannot overlap with communication, nor with the launch of further kernels",
+        "Unset the variable once the bug that you were looking for is fixed.",
+        environment_change(CUDA_LAUNCH_BLOCKING="0"),
+    ),
+}  # fmt: skip
+
+DEBUGGING: Topic[None, Mapping[str, int]] = Topic(
+    "debugging",
+    rules=(debugging_settings,),
+    of_run=lambda view: Counter(name for one in view.records.values() for name in one.debugging),
+)
 HOST_THREADS: Topic[None, HostThreads] = Topic("host_threads", rules=(ranks_share_cores, threads_exceed_cores))
