@@ -108,8 +108,8 @@ def main() -> None:
     inputs, targets = training.inputs, training.targets
     while True:
         if sizes is not None:
-            part = sizes.uniform(SMALLEST_BATCH, 1)
-            training.inputs, training.targets = inputs[: int(part * len(inputs))], targets[: int(part * len(targets))]
+            size = int(sizes.uniform(SMALLEST_BATCH, 1) * len(inputs))
+            training.inputs, training.targets = inputs[:size], targets[: size * len(targets) // len(inputs)]
         step(training, plant, batches)
 
 
