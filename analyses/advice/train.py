@@ -25,7 +25,7 @@ from models import Training, parts_of
 
 PASSES = 4
 SECONDS_A_BATCH = 0.04
-SMALLEST_BATCH = 0.3
+SMALLEST_BATCH = 0.1
 """fraction of the largest batch, if batches differ in size"""
 
 

@@ -304,7 +304,7 @@ TERMS = (
     Term(
         "not beyond noise",
         "A finding that might be missing from another run of the same job. A predicted gain counts as noise if its 95 "
-        "% interval includes a loss, or if it is below the noise of the step (half of the 95 % interval of the step "
+        "% interval extends below 0, or if it is below the noise of the step (half of the 95 % interval of the step "
         "time) and may be less than half of the prediction. A measured gain counts as noise if it is below 2 % of the "
         "step or 5 µs, or if other work on the same cores could explain it. Such findings are listed last, without "
         "advice.",
@@ -339,7 +339,7 @@ TERMS = (
     ),
     Term(
         "worth trying",
-        "A finding whose predicted gain is at least 5 % of the step, but whose 95 % interval includes a loss because "
+        "A finding whose predicted gain is at least 5 % of the step, but whose 95 % interval extends below 0 because "
         "the run does not show enough about the network. It is never the first fix. Use ddpprof try to measure the "
         "gain.",
         field="findings[].is_worth_trying",

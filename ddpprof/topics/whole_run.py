@@ -405,11 +405,10 @@ def _keep_workers(view: View) -> Change | None:
 def uneven_work(run: WholeRun, view: View) -> Iterator[Finding]:
     """Report ranks that take turns at being the slowest rank, so that the other ranks wait in most steps."""
     uneven, steps = run.uneven, run.steps
-    if uneven is None or steps is None or (view.cores_per_rank or 1) < 1:
-        return
+    if uneven is None or steps is None or (view.cores_per_rank or 1) < (view.num_threads or 1):
+        return  # threads wait for cores, which takes different times on the ranks
     share = uneven.lost_ns / steps.mean_ns
-    least = _MUCH_UNEVEN if uneven.num_steps >= _LEAST_STEPS else _MUCH_IN_FEW_STEPS
-    if share < least or uneven.most_often > _MOST_IN_TURN:
+    if share < _MUCH_UNEVEN or uneven.most_often > _MOST_IN_TURN:
         return
     yield Finding(
         "uneven-work",
@@ -426,8 +425,6 @@ def uneven_work(run: WholeRun, view: View) -> Iterator[Finding]:
 
 _MUCH_UNEVEN = 0.1
 """minimum share of the step"""
-_MUCH_IN_FEW_STEPS = 0.15
-"""the same with fewer than `_LEAST_STEPS` steps"""
 _MOST_IN_TURN = 0.8
 """maximum share of the steps in which one rank is the slowest; above, it is a straggler"""
 

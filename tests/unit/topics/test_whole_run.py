@@ -445,8 +445,6 @@ def test_where_long_steps_take_longer_is_said(
         pytest.param(UnevenWork(15 * MS, 100, 0.5), 1.0, True, id="in-turn"),
         pytest.param(UnevenWork(15 * MS, 100, 0.5), None, True, id="cores-unknown"),
         pytest.param(UnevenWork(9 * MS, 100, 0.5), 1.0, False, id="little"),
-        pytest.param(UnevenWork(15 * MS, 12, 0.5), 1.0, False, id="few-steps"),
-        pytest.param(UnevenWork(20 * MS, 12, 0.5), 1.0, True, id="much-in-few-steps"),
         pytest.param(UnevenWork(15 * MS, 100, 0.9), 1.0, False, id="a-straggler"),
         pytest.param(UnevenWork(15 * MS, 100, 0.5), 0.5, False, id="ranks-share-cores"),
         pytest.param(None, 1.0, False, id="unknown"),
