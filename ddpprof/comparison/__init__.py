@@ -382,7 +382,7 @@ def _settings(a: Report, b: Report) -> list[SettingChange]:
 
 
 def _buckets(a: Sequence[BucketRow], b: Sequence[BucketRow]) -> tuple[BucketChange, ...]:
-    """Match the buckets, in the order of `a`. Buckets that only `b` has come last."""
+    """Match the buckets, in the order of `a`. Buckets that exist only in `b` are last."""
     left = {_bucket_key(bucket): bucket for bucket in b}
     changes = [BucketChange(bucket, left.pop(_bucket_key(bucket), None)) for bucket in a]
     return (*changes, *(BucketChange(None, bucket) for bucket in left.values()))

@@ -156,7 +156,8 @@ def check_clock(_context: Context) -> Iterator[CheckResult]:
         ppm <= _CLOCK_PPM,
         f"clocks within {_CLOCK_PPM} ppm of each other",
         f"{ppm:.0f} ppm",
-        "The system clock jumped or drifts: steps on different hosts cannot be compared. Check the time service.",
+        "The system clock has jumped or is drifting, so steps on different hosts cannot be compared. Check the time "
+        "service.",
     )
 
 

@@ -341,7 +341,10 @@ def _differences(a: Losses, b: Losses) -> list[float]:
 
 
 def _of_step(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float | None:
-    """Return the difference of a step's losses; ``None`` without losses, ``inf`` if the numbers of losses differ."""
+    """Return the largest difference between two runs' losses in a step.
+
+    Returns ``None`` without losses, and ``inf`` if the runs have different numbers of losses.
+    """
     if not any(a or b for a, b in pairs):
         return None
     if any(len(a) != len(b) for a, b in pairs):

@@ -157,15 +157,17 @@ def find_parts(paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS) -> Ru
         ids = {one.run_id for one in part.ranks}
         if None in ids or ids != {one.run_id for one in found[0].ranks}:
             raise NotARun(
-                f"{paths[0]} and {path} are not parts of one run. Only a run whose hosts do not share a file system "
-                "has parts. Compare runs with: ddpprof compare. For several traces, give their folder."
+                f"{paths[0]} and {path} are not parts of the same run, which has parts only if its hosts do not share "
+                "a file system. To compare two runs, use: ddpprof compare. To read several traces, give their folder."
             )
     whole = next((part for part in found if not part.is_part), found[0])
     ranks: dict[int | None, RankFiles] = {}
     twice = []
     for part in (whole, *(part for part in found if part is not whole)):
         twice += [
-            f"rank {one.rank} is in several parts; only one part was read" for one in part.ranks if one.rank in ranks
+            f"rank {one.rank} has data in several parts of the run; only one of them was read"
+            for one in part.ranks
+            if one.rank in ranks
         ]
         ranks = {**{one.rank: one for one in part.ranks}, **ranks}
     missing = dict.fromkeys(text for part in found for text in part.run.missing)

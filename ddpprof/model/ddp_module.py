@@ -61,6 +61,10 @@ class DdpModule(Struct, frozen=True):
     """number of backward passes examined for unused parameters"""
     num_lacking_passes: Int64 | None = None
     """number of these passes in which a parameter got no gradient; ``None`` if not recorded"""
+    num_used_passes: Int64 = 0
+    """number of recorded backward passes with whose reduced gradients an optimizer took a step"""
+    num_discarded_passes: Int64 = 0
+    """number of recorded backward passes whose reduced gradients were set to ``None`` instead"""
 
     @property
     def bucket_cap_mb(self) -> float | None:

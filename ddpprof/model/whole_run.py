@@ -253,7 +253,7 @@ class RankWholeRun:
 
 @dataclass(frozen=True, slots=True)
 class WholeRun:
-    """Summary of the whole training, from the first step in the pulses of the ranks."""
+    """Summary of the entire training run, beginning with the first step in the ranks' pulses."""
 
     num_steps: int
     """largest number of finished steps of any rank, including those before the first step in the pulse"""

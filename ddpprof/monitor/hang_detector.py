@@ -223,7 +223,8 @@ class _Waking:
     def begin_of_step_ns(self, state: PulseState, now_ns: int) -> int:
         """Return the time at which the current step began, in ns since 1970.
 
-        This is the time in the pulse, unless it is in the future because the clock was set.
+        This is the time in the pulse or, if that is in the future because the clock was set back, the time
+        at which the step was first seen.
         """
         if self._seen[0] != state.step:
             self._seen = state.step, now_ns

@@ -32,7 +32,7 @@ from ddpprof.monitor.level_shifts import OF_SUMMARIES, Flags, LevelShift, LevelS
 
 @dataclass(frozen=True, slots=True)
 class JobSteps:
-    """Steps that all ranks have finished. Each row is the same step on all ranks."""
+    """Steps that all ranks have finished. Each row is one step, with its values on each rank."""
 
     number: Int64Column
     start_ns: Int64Column

@@ -95,10 +95,10 @@ def _robust_cost(sizes: Sequence[int], times_ns: Sequence[float]) -> Cost:
 def network_of_steps(steps: Sequence[ObservedStep], training: Training) -> Network | None:
     """Fit a network to the times at which buckets were ready and finished.
 
-    Return ``None`` if the end of no bucket is known.
+    Return ``None`` if it is not known when any bucket finished.
 
-    If buckets are sent one after the other, their durations are known. Otherwise, search for the time per byte with
-    which a replay of the buckets matches the observed times.
+    If buckets are sent one after the other, their durations are known. Otherwise, search for the time per byte at
+    which a replay of the buckets matches the observed times best.
     """
     return _of_a_queue(steps, training) or _of_shared_link(steps, training)
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from ddpprof.model import (
     DETAILED_MODES,
@@ -98,7 +99,7 @@ class ReducerTimer:
 
 
 class TimingProcessGroup(dist.ProcessGroup):
-    """Replaces the process group in the reducer during steps with light recording.
+    """Stands in for the reducer's process group while light recording is on.
 
     It forwards every all-reduce to the real group, so results do not change. Its backend name must not be ``gloo`` or
     ``nccl``, because DDP's C++ logger would cast it to their classes.
@@ -122,6 +123,24 @@ class TimingProcessGroup(dist.ProcessGroup):
     def broadcast(self, tensors: list[torch.Tensor], options: Any = None) -> Any:  # type: ignore[override]
         """Forward a broadcast. The reducer broadcasts the new layout when it rebuilds its buckets."""
         return self._real_broadcast(tensors, options)
+
+
+@dataclass(slots=True)
+class PassCounts:
+    """Counts the backward passes whose reduced gradients an optimizer used, or that were discarded."""
+
+    num_pending: int = 0
+    """number of passes since the gradients were used or discarded"""
+    num_used: int = 0
+    num_discarded: int = 0
+
+    def gradients_are_used(self) -> None:
+        self.num_used += self.num_pending
+        self.num_pending = 0
+
+    def gradients_are_gone(self) -> None:
+        self.num_discarded += self.num_pending
+        self.num_pending = 0
 
 
 _SETTINGS = {
@@ -205,12 +224,14 @@ def module_facts(
     num_searched: int,
     num_lacking: int,
     used_rows: Mapping[int, float],
+    passes: PassCounts,
 ) -> DdpModule:
     """Return a description of one DDP module.
 
     `unused`: indices of the parameters without a gradient in all `num_searched` examined backward passes.
     `num_lacking`: number of these passes in which at least one parameter had no gradient.
     `used_rows`: `Parameter.used_rows` of embeddings, by index.
+    `passes`: how many backward passes were used.
     """
     batch_norms = [module for module in ddp.module.modules() if isinstance(module, _BatchNorm)]
     of_batch_norms = {id(buffer) for module in batch_norms for buffer in module.buffers(recurse=False)}
@@ -233,6 +254,8 @@ def module_facts(
         graph_is_static=bool(static()) if static is not None else None,
         num_searched_passes=num_searched,
         num_lacking_passes=num_lacking,
+        num_used_passes=passes.num_used,
+        num_discarded_passes=passes.num_discarded,
     )
 
 
@@ -287,6 +310,7 @@ class RecordedModule:
         self._unused: set[int] | None = None
         self._num_searched = self._num_lacking = 0
         self._used_rows: dict[int, float] = {}
+        self._counts = PassCounts()
         self.replica = ReplicaNotes(self._of_reducer.parameters)
         self._gradient: tuple[int, int] | None = None
         self._num_backwards: int | None = None
@@ -312,6 +336,8 @@ class RecordedModule:
         self._origin_ns = end_ns
         self._accumulated.begin_backward()
         self._adds_up = any(parameter.grad is not None for parameter in self._of_reducer.parameters[:1])
+        if not self._adds_up:
+            self._counts.gradients_are_gone()
         self._num_backwards = 0
         if self.times is not None:
             self.times.begin_backward()
@@ -334,6 +360,7 @@ class RecordedModule:
         self._call = call
         self._num_backwards += 1
         self.num_unreduced += self._num_backwards > 1
+        self._counts.num_pending += self._num_backwards == 1
 
     def begin_step(self, mode: StepMode) -> None:
         """Begin a step. Call this between steps, when no collective is in flight."""
@@ -341,6 +368,8 @@ class RecordedModule:
         self.synchronized = False
         self.open_forwards.clear()
         self._passes, self._call = [], 0
+        if not recorded:
+            self._counts.num_pending = 0  # no events come in these steps
         self._stats = self.ddp.reducer.get_backward_stats() if recorded else None
         if self.ddp.device_type != "cpu":
             self._accumulated.note(recorded and self._searches())
@@ -440,7 +469,16 @@ class RecordedModule:
             self._unused = {int(word) for word in listed.group(1).split()}
             self._num_searched = self._num_lacking = 1
 
-    def note_used_rows(self) -> None:
+    def optimizer_begins(self, optimizer: Optimizer) -> None:
+        """Record that the gradients are used, if the optimizer has the module's first parameter and its gradient."""
+        self._note_used_rows()
+        first = next(iter(self._of_reducer.parameters), None)
+        if first is None or first.grad is None or not self._counts.num_pending:
+            return
+        if any(one is first for group in optimizer.param_groups for one in group["params"]):
+            self._counts.gradients_are_used()
+
+    def _note_used_rows(self) -> None:
         """Record, once, how many rows of each embedding have a gradient. Call this before the optimizer's step.
 
         On an accelerator, reading gradients would make the host wait.
@@ -456,7 +494,7 @@ class RecordedModule:
     def describe(self) -> DdpModule:
         unused = None if self._unused is None else self._unused - self._accumulated.ever
         facts = self.ddp, self._of_reducer, unused, self._num_searched, self._num_lacking
-        return module_facts(*facts, self._used_rows)
+        return module_facts(*facts, self._used_rows, self._counts)
 
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)

@@ -275,7 +275,7 @@ class Agreement:
         return True
 
     def come_to_the_end(self) -> None:
-        """Register that this rank still records. Call this before the all-reduces of the last common step."""
+        """Register that this rank is still recording. Call this before the all-reduces of the last common step."""
         self.store.add("at-end", 1)
 
     def all_came_to_the_end(self) -> bool:
@@ -366,7 +366,8 @@ class JobRank:
         agreement = Agreement(store, self.world_size, dist.get_process_group_ranks(group))
         if not agreement.is_possible():
             raise DdpprofError(
-                "the ranks cannot agree on what to record: the job's store does not keep values (MPI, for example)."
+                "the ranks cannot agree on what to record, because they share no key-value store (with the MPI "
+                "backend, for example)."
             )
         self._join(agreement)
 

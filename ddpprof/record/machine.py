@@ -247,7 +247,10 @@ class Standby:
         self._work: queue.SimpleQueue[tuple[Callable[[], object], Future[None]]] = queue.SimpleQueue()
 
     def prepare(self) -> None:
-        """Start as many threads as may be needed at once. Raises ``RuntimeError`` if the interpreter is exiting."""
+        """Start the maximum number of threads that may be needed concurrently.
+
+        Raises ``RuntimeError`` if the interpreter is exiting.
+        """
         with self._lock:
             if self._process != os.getpid():  # after a fork, only the thread that called fork exists
                 self._process, self._num_idle, self._work = os.getpid(), 0, queue.SimpleQueue()

@@ -447,7 +447,7 @@ class StepNotes(Listener):
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
         for module in self.modules:
-            module.note_used_rows()
+            module.optimizer_begins(optimizer)
         self._optimizer_start_ns = time.time_ns()
 
     def closure_begins(self) -> None:

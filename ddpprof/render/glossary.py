@@ -103,8 +103,9 @@ TERMS = (
     Term(
         "idle",
         "Time during which nothing runs on the device. The host is late if the next kernel had not been launched when "
-        "the gap began. If the host waited for a result of the device at that time, as in loss.item(), the gap is due "
-        "to a host read. The device waits for communication if the gap follows or precedes communication.",
+        "the gap began. If the host was waiting for a result from the device when the gap began, as in loss.item(), "
+        "the gap is due to a host read. The device waits for communication if the gap follows or precedes "
+        "communication.",
         field="ranks[].steps[].parts.idle_ns",
         aliases=("launch bound", "host is late", "host reads", "waits for comm"),
     ),
@@ -238,8 +239,8 @@ TERMS = (
     ),
     Term(
         "ddpprof's own cost",
-        "The duration of a recorded step divided by that of a step without recording. Both kinds of steps alternate "
-        "before the profiled steps.",
+        "The duration of a recorded step divided by the duration of a step without recording. The two "
+        "kinds of steps alternate before the profiled steps.",
         field="ranks[].recording_cost",
         aliases=("recording cost", "recording overhead"),
     ),
@@ -285,8 +286,8 @@ TERMS = (
     ),
     Term(
         "capture",
-        "Steps of a running job, profiled on all ranks at the request of ddpprof capture. A capture is a separate run, "
-        "in the directory capture-1 of the job's run.",
+        "Steps of a running job that are profiled on all ranks when you call ddpprof capture. Each capture is a run of "
+        "its own, in the directory capture-1, capture-2 and so on of the job's run.",
     ),
     Term(
         "outside DDP",

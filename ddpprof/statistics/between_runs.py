@@ -162,7 +162,7 @@ def runs_needed(difference: Difference, num_runs: int, limit_ns: float, question
 
 @cache
 def fewest_runs(questions: int = 1) -> int:
-    """Return the minimum number of runs per side for which there is an interval."""
+    """Return the minimum number of runs per side for which a confidence interval exists."""
     number = 1
     while (shift := shift_between([0.0] * number, [0.0] * number, _confidence(questions))) and shift.low is None:
         number += 1

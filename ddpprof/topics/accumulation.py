@@ -1,10 +1,13 @@
-"""Detect gradient accumulation that all-reduces in every backward pass instead of only in the last pass.
+"""Detect needless reductions of gradients: accumulation without ``no_sync()``, and gradients that are discarded.
 
     A module accumulates gradients if two of its synchronized backward passes have no optimizer step between them, and
     the second pass adds to the gradients of the first. Only the all-reduce of the last pass is needed.
 
 The following does not count as accumulation: two backward passes of a GAN's discriminator with an optimizer step
 between them, and passes that an optimizer runs through its closure.
+
+Gradients are discarded if they are set to ``None`` before an optimizer takes a step with them. This is typical of a
+GAN: the backward pass of the generator's loss also computes gradients of the discriminator, and vice versa.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from ddpprof.engine.finding import Change, ChangeKind, Finding, hoped_for, only_
 from ddpprof.engine.frameworks import reduce_once
 from ddpprof.engine.topic import Topic, View
 from ddpprof.layout import in_ms
-from ddpprof.model import BackwardPass, RecordedStep
+from ddpprof.model import BackwardPass, DdpModule, RecordedStep
+from ddpprof.words import listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,56 @@ def _num_buckets(number: int) -> str:
     return "1 bucket" if number == 1 else f"{number} buckets"
 
 
+_MOST_NAMED = 3
+_FEW_PASSES = 3
+_MANY = 0.2
+"""minimum share of the passes whose gradients are discarded"""
+
+
+def gradients_discarded(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
+    """Report modules whose reduced gradients are often discarded, and used otherwise.
+
+    If no pass counts as used, an optimizer may work with copies of the parameters, as in some mixed-precision training.
+    """
+    often = [
+        one
+        for one in modules
+        if one.num_used_passes and one.num_discarded_passes >= max(_FEW_PASSES, _MANY * _num_passes(one))
+    ]
+    if not often or view.exposed_ns is None:
+        return
+    all_bytes = sum(_gradient_bytes(one) * _num_passes(one) for one in modules)
+    in_vain = sum(_gradient_bytes(one) * one.num_discarded_passes for one in often)
+    gain_ns = round(view.exposed_ns * in_vain / all_bytes)
+    if not view.worth(gain_ns):
+        return
+    names = listed(dict.fromkeys(one.name for one in often), _MOST_NAMED)
+    passes = "; ".join(f"{one.name}: {one.num_discarded_passes} of {_num_passes(one)} recorded passes" for one in often)
+    yield Finding(
+        "gradients-discarded",
+        f"DDP reduces gradients of {names} that are then discarded",
+        f"{passes}; these gradients were set to None before an optimizer took a step with them, as in a GAN that "
+        "computes gradients of both networks in the step of one network",
+        "Do not compute gradients in these passes: run the module under torch.no_grad(), or detach its output. If "
+        "gradients must reach its inputs, run its forward and the backward pass under `with ddp.no_sync():`, which "
+        "does not reduce them.",
+        gain_ns,
+        subject={"module": often[0].name},
+        numbers=only_known(num_discarded=sum(one.num_discarded_passes for one in often), exposed_ns=view.exposed_ns),
+    )
+
+
+def _num_passes(module: DdpModule) -> int:
+    return module.num_used_passes + module.num_discarded_passes
+
+
+def _gradient_bytes(module: DdpModule) -> int:
+    return sum(one.num_bytes for one in module.parameters)
+
+
+DISCARDED_GRADIENTS: Topic[None, tuple[DdpModule, ...]] = Topic(
+    "discarded_gradients", rules=(gradients_discarded,), of_run=lambda view: view.modules
+)
 ACCUMULATION: Topic[tuple[Accumulation, ...], tuple[Accumulation, ...]] = Topic(
     "accumulation",
     rules=(reduces_every_pass,),

@@ -29,7 +29,8 @@ class SlowedKernel:
 
     kernel: Kernel
     ratio: Annotated[
-        float | None, Number("duration during communication divided by duration without communication; null if unknown")
+        float | None,
+        Number("duration while communication runs divided by duration without communication; null if unknown"),
     ]
     num_covered: int
     num_alone: int

@@ -3,9 +3,9 @@ r"""Find the lines of the script whose own Python code takes time in a step.
     idle of a line = |samples of the line ∩ idle gaps of at least 0.5 ms|, median over steps
     data of a line = |samples of the line ∩ waiting for data|, median over steps
 
-In an idle gap, no operator runs: on CPU on the training thread, with an accelerator on the accelerator. Shorter gaps
-are the overhead of the operators themselves. A sample of a function of PyTorch or of a framework does not count as the
-script's own code, except in ``torch.distributed``, which pickles objects in Python.
+An idle gap is a time in which no operator runs on the accelerator or, in training on CPU, on the training thread.
+Shorter gaps are the overhead of the operators themselves. A sample of a function of PyTorch or of a framework does not
+count as the script's own code, except in ``torch.distributed``, which pickles objects in Python.
 """
 
 from __future__ import annotations

@@ -162,6 +162,8 @@ def static_graph(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
 
 _MUCH_LESS = 0.25
 """maximum ratio of the bytes that an embedding's sparse gradient takes to the bytes of the dense gradient"""
+_LARGE = 0.1
+"""minimum gain, as a fraction of the step, for which another optimizer is suggested"""
 _INDEX_BYTES = 8
 _NUM_PASSES = 3
 """number of passes over a dense gradient in the backward pass: set to zero, add the rows, copy into the bucket"""
@@ -199,6 +201,8 @@ def dense_embedding_gradients(modules: Sequence[DdpModule], view: View) -> Itera
         )
         if module.comm_hook is not None or not view.worth(round(sent_ns), predicted):
             continue
+        if not takes_sparse and predicted.low_ns < _LARGE * (view.step_ns or 0):
+            continue  # not worth another optimizer
         most_bytes, rows = max((p.num_bytes, p.used_rows or 0) for p in large)
         yield Finding(
             "dense-embedding-gradients",

@@ -168,7 +168,8 @@ def _num_of_batch_norms(module: DdpModule) -> int:
 def _if_they_may_differ(others: int, number: int) -> str:
     """Return the condition for disabling the broadcast. `others`: number of buffers outside BatchNorm layers."""
     statistics = (
-        "Training does not use running statistics, but each rank then keeps its own: evaluate and save on rank 0 only."
+        "Running statistics are not used in training mode. Without the broadcast, they differ between ranks: "
+        "evaluate and save on rank 0 only."
     )
     if not others:
         return statistics

@@ -1,4 +1,4 @@
-"""Handle how processes of the job end: child processes, scripts that need RANK, and ranks whose torchrun is killed.
+"""Handle the ends of processes: failed children, scripts started without RANK, and ranks whose torchrun is killed.
 
 ddpprof itself is imported only after a child process has failed.
 """

@@ -146,7 +146,9 @@ def _parts(report: OverheadReport) -> Section:
         notes(
             "measured: (ratio - 1) × step without DDP; parts are from profiled steps, scaled to the duration of "
             "unprofiled steps",
-            "parts are host times, which device work may hide, so they may not add up" if on_device else "",
+            "parts are measured on the host, and may overlap with work on the device, so they may not add up"
+            if on_device
+            else "",
         ),
     )
 

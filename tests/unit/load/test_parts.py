@@ -48,11 +48,11 @@ def test_a_part_alone_says_what_is_not_there(parts: tuple[Path, Path], capsys: O
 
 def test_a_rank_in_two_parts_is_read_once(parts: tuple[Path, Path], capsys: Out) -> None:
     found = report(capsys, *parts, parts[1])
-    assert found["missing"] == ["rank 1 is in several parts; only one part was read"]
+    assert found["missing"] == ["rank 1 has data in several parts of the run; only one of them was read"]
 
 
 def test_runs_of_two_jobs_are_no_parts(parts: tuple[Path, Path], capsys: Out) -> None:
     about = json.loads((parts[1] / "run.json").read_text())
     (parts[1] / "run.json").write_text(json.dumps({**about, "run_id": "another"}))
     assert main(["report", *map(str, parts)]) == 2
-    assert "are not parts of one run" in capsys.readouterr().err
+    assert "are not parts of the same run" in capsys.readouterr().err

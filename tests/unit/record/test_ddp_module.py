@@ -74,12 +74,12 @@ def test_without_the_search_none_is_unused() -> None:
 def test_the_rows_of_an_embedding_that_got_a_gradient(is_sparse: bool, used: dict[int, float]) -> None:
     model = torch.nn.Sequential(torch.nn.Embedding(8, 4, sparse=is_sparse), torch.nn.Linear(4, 4))
     ddp = DistributedDataParallel(model)
-    module = RecordedModule(ddp, 0)
-    module.note_used_rows()  # before any gradient exists
+    module, optimizer = RecordedModule(ddp, 0), torch.optim.SGD(ddp.parameters())
+    module.optimizer_begins(optimizer)  # before any gradient exists
     for rows in ([1, 1, 5, 7], [0, 2]):  # only the first step counts
         ddp.zero_grad()
         ddp(torch.tensor(rows)).sum().backward()
-        module.note_used_rows()
+        module.optimizer_begins(torch.optim.SGD(ddp.parameters()))
     recorded = [one.used_rows for one in module.describe().parameters]
     assert recorded == [used.get(0), None, None]
 
@@ -89,6 +89,41 @@ def test_of_a_large_embedding_only_some_rows_are_read() -> None:
     ddp = DistributedDataParallel(torch.nn.EmbeddingBag(40_000, 2))
     module = RecordedModule(ddp, 0)
     ddp(torch.arange(0, 40_000, 4).reshape(1, -1)).sum().backward()
-    module.note_used_rows()
+    module.optimizer_begins(torch.optim.SGD(ddp.parameters()))
     (weight,) = module.describe().parameters
     assert weight.used_rows == pytest.approx(0.25, abs=0.02)
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize(
+    ("does", "used", "discarded"),
+    [
+        pytest.param(("backward", "own", "zero"), 3, 0, id="used"),
+        pytest.param(("backward", "zero", "backward", "own", "zero"), 3, 3, id="every-second-one-is-discarded"),
+        pytest.param(("backward", "other", "zero"), 0, 2, id="another-optimizer-steps"),
+        pytest.param(("backward", "backward", "own", "zero"), 6, 0, id="accumulated"),
+        pytest.param(("backward", "off", "zero"), 0, 0, id="the-next-steps-are-not-recorded"),
+    ],
+)
+def test_gradients_that_no_optimizer_uses(does: tuple[str, ...], used: int, discarded: int) -> None:
+    ddp = DistributedDataParallel(torch.nn.Linear(4, 4))
+    own, other = torch.optim.SGD(ddp.parameters()), torch.optim.SGD(torch.nn.Linear(2, 2).parameters())
+    module = RecordedModule(ddp, 0)
+    for _ in range(3):
+        module.begin_step(StepMode.LIGHT)
+        for what in does:
+            match what:
+                case "backward":
+                    loss = ddp(torch.randn(2, 4)).sum()
+                    module.synchronizing_forward_is_over(1)
+                    module.backward_begins()
+                    loss.backward()
+                    module.backward_is_over(1)
+                case "zero":
+                    ddp.zero_grad()
+                case "off":
+                    module.begin_step(StepMode.OFF)
+                case _:
+                    module.optimizer_begins(own if what == "own" else other)
+    described = module.describe()
+    assert (described.num_used_passes, described.num_discarded_passes) == (used, discarded)

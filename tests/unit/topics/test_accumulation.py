@@ -3,13 +3,15 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from observations import MS, observed, only
 from tables import backward_pass, ddp_module, forward, recorded
 
 from ddpprof.engine.finding import Predicted, Predictions
+from ddpprof.engine.topic import View
 from ddpprof.model import RecordedStep
 from ddpprof.report.topics import find_all
-from ddpprof.topics.accumulation import Accumulation, count_micro_steps, measure_accumulation
+from ddpprof.topics.accumulation import Accumulation, count_micro_steps, gradients_discarded, measure_accumulation
 
 
 def twice(*optimizers: tuple[int, int], adds_up: bool = True, **changes: Any) -> RecordedStep:
@@ -136,3 +138,31 @@ def test_where_nothing_is_exposed_there_is_nothing_to_gain(exposed_ns: int) -> N
 
 def test_of_a_module_that_a_killed_rank_did_not_describe_nothing_is_said() -> None:
     assert find_all(observed(MODULE, accumulation=(Accumulation(1, 4, 3, 9),), exposed_ns=40 * MS)) == ()
+
+
+NET = ddp_module((400, 600), ((0, 1),))
+
+
+@pytest.mark.parametrize(
+    ("used", "discarded", "gain_ms"),
+    [
+        pytest.param(5, 5, 4, id="half"),
+        pytest.param(12, 4, 2, id="a-quarter"),
+        pytest.param(19, 4, None, id="few"),
+        pytest.param(2, 2, None, id="too-few-to-tell"),
+        pytest.param(0, 5, None, id="the-optimizer-may-have-copies"),
+    ],
+)
+def test_gradients_that_are_reduced_and_discarded(used: int, discarded: int, gain_ms: int | None) -> None:
+    networks = [replace(NET, name="G", num_used_passes=used, num_discarded_passes=discarded)]
+    found = list(gradients_discarded(networks, View(2, 100 * MS, exposed_ns=8 * MS)))
+    assert [one.gain_ns for one in found] == ([] if gain_ms is None else [gain_ms * MS])
+
+
+def test_of_two_networks_the_costs_are_added() -> None:
+    half, most = {"num_used_passes": 4, "num_discarded_passes": 4}, {"num_used_passes": 2, "num_discarded_passes": 6}
+    networks = [replace(NET, name="G", **half), replace(ddp_module((3000,), ((0,),)), name="D", **most)]
+    (found,) = gradients_discarded(networks, View(2, 100 * MS, exposed_ns=8 * MS))
+    assert found.title == "DDP reduces gradients of G, D that are then discarded"
+    assert found.gain_ns == round(8 * MS * (4 * 1000 + 6 * 3000) / (8 * 1000 + 8 * 3000))
+    assert found.evidence.startswith("G: 4 of 8 recorded passes; D: 6 of 8 recorded passes; ")

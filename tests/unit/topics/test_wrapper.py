@@ -106,7 +106,7 @@ def test_buffers_broadcast(module: dict[str, Any], sync_ns: int | None, fires: b
 @pytest.mark.parametrize(
     ("torch", "framework", "code", "says"),
     [
-        ("2.13.0+cpu", None, "DistributedDataParallel(model, forward_sync_buffers=False)", "=False). Training"),
+        ("2.13.0+cpu", None, "DistributedDataParallel(model, forward_sync_buffers=False)", "=False). Running"),
         ("2.12.1", None, "DistributedDataParallel(model, broadcast_buffers=False)", "start with the same buffers"),
         ("main", None, "DistributedDataParallel(model, broadcast_buffers=False)", "(before torch 2.13"),
         ("2.13.0", "transformers", "TrainingArguments(ddp_broadcast_buffers=False)", "start with the same buffers"),
