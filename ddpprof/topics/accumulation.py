@@ -139,7 +139,7 @@ def gradients_discarded(modules: Sequence[DdpModule], view: View) -> Iterator[Fi
     gain_ns = round(view.exposed_ns * in_vain / all_bytes)
     if not view.worth(gain_ns):
         return
-    names = listed(dict.fromkeys(one.name for one in often), _MOST_NAMED)
+    names = listed([*dict.fromkeys(one.name for one in often)], _MOST_NAMED)
     passes = "; ".join(f"{one.name}: {one.num_discarded_passes} of {_num_passes(one)} recorded passes" for one in often)
     yield Finding(
         "gradients-discarded",
