@@ -44,6 +44,7 @@ PLANTS = {
     "dense_embeddings": Plant(("dense-embedding-gradients",), ("embeddings",), (None, 1)),
     "script_code": Plant(("script-code",), ("mlp", "transformer"), (None, 1), is_mended_by_ddpprof=False),
     "anomaly": Plant(("debugging-setting",), ("transformer", "convnet")),
+    "discarded": Plant(("gradients-discarded",), ("gan",), (None, 1), is_mended_by_ddpprof=False),
     "uneven": Plant(("uneven-work",), ("mlp", "transformer"), is_mended_by_ddpprof=False),
     "straggler": Plant(("straggler", "slow-rank"), ("mlp", "convnet"), (None, 1), is_mended_by_ddpprof=False),
 }
@@ -96,4 +97,5 @@ CASES = (
         for name in ("one_bucket", "unused_search")
     ),
     *(Case(None, model, gbit) for model in ("mlp", "convnet", "transformer") for gbit in (None, 0.5, 1, 2, 4)),
+    *(Case(None, "gan", gbit) for gbit in (None, 1)),
 )  # fmt: skip

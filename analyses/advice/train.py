@@ -9,12 +9,14 @@ import argparse
 import random
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -92,6 +94,8 @@ def main() -> None:
         UNDER[given.framework](parts_of(given.model), ARGUMENTS.get(plant or "", {}))
         return
     join()
+    if given.model == "gan":
+        train_gan(is_wasteful=plant == "discarded")
     training = Training(given.model)
     if given.plant in WRAPPED:
         training.model.module = WRAPPED[given.plant](training.model.module)
@@ -111,6 +115,26 @@ def main() -> None:
             size = int(sizes.uniform(SMALLEST_BATCH, 1) * len(inputs))
             training.inputs, training.targets = inputs[:size], targets[: size * len(targets) // len(inputs)]
         step(training, plant, batches)
+
+
+def train_gan(*, is_wasteful: bool) -> Never:
+    """Train two networks in turn. If wasteful, each network's step also reduces gradients of the other network."""
+    torch.manual_seed(dist.get_rank())
+    generator, discriminator = (
+        DistributedDataParallel(nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.ReLU()) for _ in range(8))))
+        for _ in range(2)
+    )
+    of_generator, of_discriminator = (torch.optim.Adam(one.parameters(), lr=1e-4) for one in (generator, discriminator))
+    while True:
+        of_discriminator.zero_grad()
+        with nullcontext() if is_wasteful else torch.no_grad():
+            fake = generator(torch.randn(128, 512))
+        (discriminator(torch.randn(128, 512)).mean() - discriminator(fake).mean()).backward()
+        of_discriminator.step()
+        of_generator.zero_grad()
+        with nullcontext() if is_wasteful else discriminator.no_sync():
+            discriminator(generator(torch.randn(128, 512))).mean().backward()
+        of_generator.step()
 
 
 def step(training: Training, plant: str | None, batches: Any) -> None:
