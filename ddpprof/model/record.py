@@ -169,6 +169,8 @@ class RecordedStep(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """times per module from ``_get_ddp_logging_data()``, for the iteration *before* the last one of this step"""
     memory: Memory | None = None
     rpc: tuple[RpcCall, ...] = ()
+    input_numel: Int64 = 0
+    """number of elements of the largest input of each forward, summed over the forwards with gradients"""
     rpc_left_out: Int64 = 0
     """number of RPC calls beyond the maximum recorded per step"""
     random_states: Mapping[str, Int64] = field(default_factory=dict)

@@ -357,6 +357,7 @@ class Feeding(Listener):
         self.recording = False
         """whether the current step is recorded in detail"""
         self.data_ns = 0
+        self.input_numel = 0
         """time that the training thread has waited for batches in this step, ns"""
         self.began_pass = False
         """whether a pass over a loader has begun; the reader resets it"""
@@ -445,17 +446,18 @@ class Feeding(Listener):
                 self._pass_on([*inputs, *kwargs.values()])
 
     def _pass_on(self, inputs: Any) -> None:
-        """Record which loaders the inputs may come from.
+        """Record the size of the inputs, and which loaders they may come from.
 
         Only sizes are compared, because the inputs may already be on another device.
         """
         largest = max(sizes_of(inputs), default=0)
+        self.input_numel += largest
         for feed in self._feeds:
             if any(largest in sizes for sizes in feed.sizes):
                 feed.num_passed_on += 1
 
     def end_step(self) -> None:
-        self.data_ns = 0
+        self.data_ns = self.input_numel = 0
 
     def epoch_is_set(self, sampler: Any) -> None:
         self._epochs_set_on.add(id(sampler))

@@ -476,6 +476,7 @@ class StepNotes(Listener):
             passes=tuple(sorted(passes, key=lambda one: one.origin_ns)),
             torch_stats={module.index: times for module in self.modules if (times := module.torch_times())},
             memory=self.memory.sample(),
+            input_numel=self.feeding.input_numel,
             rpc=self.rpc.calls(),
             rpc_left_out=self.rpc.num_left_out,
             random_states=self._random_states,

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from ddpprof.engine.finding import Change, Finding, loader_change, only_known
 from ddpprof.engine.frameworks import divide_data, reshuffle, seed_ranks
@@ -416,3 +417,33 @@ RANDOM_NUMBERS: Topic[RankGenerators, SameRandomNumbers] = Topic(
     rank_type=RankGenerators,
     of_ranks=lambda ranks: find_same_random_numbers({one.rank: one.states for one in ranks}),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class RankInputs:
+    """Sizes of the inputs of one rank."""
+
+    numel_of_step: Mapping[int, int]
+    """`RecordedStep.input_numel` by step number"""
+
+
+def unevenness(ranks: Sequence[RankInputs]) -> float | None:
+    """Return how much the largest input of a step exceeds the mean input of the ranks, as a fraction of the mean.
+
+    This is the mean over the steps that were recorded on all ranks; ``None`` if there are none, or only one rank.
+    """
+    common = set.intersection(*({step for step, numel in one.numel_of_step.items() if numel} for one in ranks))
+    if len(ranks) < 2 or not common:
+        return None
+    sizes = [[one.numel_of_step[step] for one in ranks] for step in common]
+    return fmean(max(of_step) / fmean(of_step) - 1 for of_step in sizes)
+
+
+def _inputs_of_rank(rank: Rank, _steps: Sequence[int], _modules: Sequence[DdpModule]) -> RankInputs | None:
+    return None if rank.record is None else RankInputs({one.number: one.input_numel for one in rank.record.steps})
+
+
+INPUT_SIZES: Topic[RankInputs, float] = Topic(
+    "input_sizes", of_rank=_inputs_of_rank, rank_type=RankInputs, of_ranks=unevenness
+)
+"""how uneven the sizes of the ranks' inputs are"""

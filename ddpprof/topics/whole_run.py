@@ -28,7 +28,7 @@ from ddpprof.layout import (
 )
 from ddpprof.model.whole_run import Pause, PauseKind, RankWholeRun, SlowdownCause, StepPart, StepSlowdown, WholeRun
 from ddpprof.statistics import mean_known, median_known
-from ddpprof.topics.data import load_in_advance, training_loaders
+from ddpprof.topics.data import INPUT_SIZES, load_in_advance, training_loaders
 from ddpprof.topics.failure import FAILURE
 from ddpprof.topics.hang_words import verdict_in_short, verdict_lines
 from ddpprof.topics.script_code import longest_line
@@ -408,13 +408,17 @@ def uneven_work(run: WholeRun, view: View) -> Iterator[Finding]:
     if uneven is None or steps is None or (view.cores_per_rank or 1) < (view.num_threads or 1):
         return  # threads wait for cores, which takes different times on the ranks
     share = uneven.lost_ns / steps.mean_ns
-    if share < _MUCH_UNEVEN or uneven.most_often > _MOST_IN_TURN:
+    larger = view[INPUT_SIZES] or 0.0
+    least = _MUCH_UNEVEN if larger < _LARGER_INPUTS else _LITTLE_UNEVEN
+    if share < least or uneven.most_often > _MOST_IN_TURN:
         return
+    sizes = f"; the largest input of a step was {percent(larger)} larger than the ranks' mean input"
     yield Finding(
         "uneven-work",
         f"The ranks take turns at being the slowest: waiting for it takes {percent(share)} of the step",
         f"in {uneven.num_steps:,} steps, the slowest rank worked {in_ms(uneven.lost_ns)} longer than the ranks did on "
-        f"average, and the same rank was the slowest in at most {percent(uneven.most_often)} of the steps",
+        f"average, and no rank was the slowest in more than {percent(uneven.most_often)} of the "
+        f"steps{sizes if larger >= _LARGER_INPUTS else ''}",
         "Give all ranks batches of about the same size in each step: sort or group the samples by length "
         "(Trainer: group_by_length=True) so that all ranks of a step get similar lengths, or limit the number of "
         "tokens per batch instead of the number of samples.",
@@ -425,6 +429,10 @@ def uneven_work(run: WholeRun, view: View) -> Iterator[Finding]:
 
 _MUCH_UNEVEN = 0.1
 """minimum share of the step"""
+_LITTLE_UNEVEN = 0.03
+"""the same if inputs differ in size"""
+_LARGER_INPUTS = 0.05
+"""minimum excess of the largest input of a step over the mean input for this"""
 _MOST_IN_TURN = 0.8
 """maximum share of the steps in which one rank is the slowest; above, it is a straggler"""
 

@@ -10,7 +10,7 @@ from observations import MS, loader, observed, only
 
 from ddpprof.model import Batch, Loader
 from ddpprof.report.topics import find_all
-from ddpprof.topics.data import SameRandomNumbers, SameSamples, find_same_samples
+from ddpprof.topics.data import RankInputs, SameRandomNumbers, SameSamples, find_same_samples, unevenness
 
 
 def fed(*samples: range, iteration: int = 1, **changes: Any) -> Loader:
@@ -307,3 +307,16 @@ def test_workers_gain_what_they_load_while_the_ranks_compute(
     """In a step of 100 ms."""
     given = {0: (loader(num_workers=num_workers),)}
     assert only(observed(data_ns=data_ms * MS, loaders=given, cores_per_rank=cores)).gain_ns == gain_ms * MS
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        pytest.param([{3: 100, 5: 300}, {3: 300, 5: 100}], 0.5, id="in-turn"),
+        pytest.param([{3: 100, 5: 100}, {3: 100, 7: 900}], 0.0, id="the-same-in-the-common-step"),
+        pytest.param([{3: 100}, {3: 0}], None, id="unknown-on-one-rank"),
+        pytest.param([{3: 100}], None, id="one-rank"),
+    ],
+)
+def test_how_uneven_the_inputs_are(ranks: list[dict[int, int]], expected: float | None) -> None:
+    assert unevenness([RankInputs(one) for one in ranks]) == expected

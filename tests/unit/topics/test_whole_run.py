@@ -39,6 +39,7 @@ from ddpprof.render.json import read_report, render_json
 from ddpprof.render.sections import sections
 from ddpprof.render.sections.overview import first_screen, verdict
 from ddpprof.report import Report
+from ddpprof.topics.data import INPUT_SIZES
 from ddpprof.topics.script_code import SCRIPT_CODE, CodeLine, RankCode
 from ddpprof.topics.whole_run import long_steps, pause_sentence, slowdown_sentence, uneven_work
 
@@ -440,24 +441,28 @@ def test_where_long_steps_take_longer_is_said(
 
 
 @pytest.mark.parametrize(
-    ("uneven", "cores", "is_found"),
+    ("uneven", "cores", "larger", "is_found"),
     [
-        pytest.param(UnevenWork(15 * MS, 100, 0.5), 1.0, True, id="in-turn"),
-        pytest.param(UnevenWork(15 * MS, 100, 0.5), None, True, id="cores-unknown"),
-        pytest.param(UnevenWork(9 * MS, 100, 0.5), 1.0, False, id="little"),
-        pytest.param(UnevenWork(15 * MS, 100, 0.9), 1.0, False, id="a-straggler"),
-        pytest.param(UnevenWork(15 * MS, 100, 0.5), 0.5, False, id="ranks-share-cores"),
-        pytest.param(None, 1.0, False, id="unknown"),
+        pytest.param(UnevenWork(15 * MS, 100, 0.5), 1.0, None, True, id="in-turn"),
+        pytest.param(UnevenWork(15 * MS, 100, 0.5), None, None, True, id="cores-unknown"),
+        pytest.param(UnevenWork(9 * MS, 100, 0.5), 1.0, None, False, id="little"),
+        pytest.param(UnevenWork(4 * MS, 100, 0.5), 1.0, 0.3, True, id="inputs-differ"),
+        pytest.param(UnevenWork(3 * MS, 100, 0.5), 1.0, 0.3, False, id="inputs-differ-but-little-is-lost"),
+        pytest.param(UnevenWork(15 * MS, 100, 0.9), 1.0, None, False, id="a-straggler"),
+        pytest.param(UnevenWork(15 * MS, 100, 0.5), 0.5, None, False, id="ranks-share-cores"),
+        pytest.param(None, 1.0, None, False, id="unknown"),
     ],
 )
 def test_ranks_that_take_turns_at_being_late(
-    uneven: UnevenWork | None, cores: float | None, is_found: bool, tmp_path: Path
+    uneven: UnevenWork | None, cores: float | None, larger: float | None, is_found: bool, tmp_path: Path
 ) -> None:
     run = replace(whole_run_of(two_ranks(tmp_path)), uneven=uneven)
     assert run.steps is not None
     assert run.steps.mean_ns == 125 * MS
-    found = list(uneven_work(run, View(2, 125 * MS, cores_per_rank=cores)))
+    view = View(2, 125 * MS, cores_per_rank=cores, shown={INPUT_SIZES.name: larger})
+    found = list(uneven_work(run, view))
     assert len(found) == is_found
+    assert all(("30% larger" in one.evidence) is (larger is not None) for one in found)
     assert all(one.gain_ns == uneven.lost_ns for one in found if uneven is not None)
 
 
