@@ -327,6 +327,8 @@ class CodeSamples(Struct, frozen=True):
     """lines of the user's code, as ``file:line in function``"""
     is_in_framework: tuple[bool, ...]
     """for each line, whether it was running a function of PyTorch or of a training framework"""
+    is_in_backward: tuple[bool, ...] = ()
+    """for each line, whether autograd ran it in a backward pass; empty in records of older versions of ddpprof"""
 
 
 class CollectiveOfSomeRanks(Struct, frozen=True):

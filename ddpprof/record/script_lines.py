@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from threading import get_ident
 from time import time_ns
 from types import FrameType
@@ -107,9 +108,10 @@ class HostReads:
         return read
 
     def _add(self, written: str, took_ns: int) -> None:
-        frame, _ = _of_user(sys._getframe(2))
-        if frame is None:
+        found_line = _of_user(sys._getframe(2))
+        if found_line is None:
             return
+        frame = found_line.frame
         key = (written, frame.file, frame.line, frame.function)
         if key in self._found or len(self._found) < _MOST_PLACES:
             found = self._found.setdefault(key, [0, 0])
@@ -127,23 +129,38 @@ def _is_on_host(tensor: torch.Tensor) -> bool:
     return tensor.device.type in ("cpu", "meta")
 
 
-def _of_user(frame: FrameType | None) -> tuple[Frame | None, str]:
-    """Return the innermost frame of the user's code, starting at `frame`, and the file of the library that it calls.
+@dataclass(frozen=True, slots=True)
+class _UserLine:
+    frame: Frame
+    called: str
+    """file of the library that it calls; empty if it calls none, apart from ddpprof's wrappers"""
+    caller: FrameType | None
 
-    The frame is ``None`` if there is none. The file is empty if the frame calls no library, apart from ddpprof's
-    wrappers.
-    """
+
+def _of_user(frame: FrameType | None) -> _UserLine | None:
+    """Return the innermost frame of the user's code, starting at `frame`; ``None`` if there is none."""
     called = ""
     while frame is not None:
         one = Frame(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
         if one.is_of_user:
-            return one, called
+            return _UserLine(one, called, frame.f_back)
         if _OF_OWN not in one.file:
             called = one.file
         frame = frame.f_back
-    return None, called
+    return None
 
 
+def _is_in_backward(frame: FrameType | None) -> bool:
+    """Return True if autograd runs the frame in a backward pass, for example as a hook or a checkpointed forward."""
+    while frame is not None:
+        if frame.f_code.co_name == _RUNS_BACKWARD:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_RUNS_BACKWARD = "_engine_run_backward"
+"""torch's function that runs a backward pass"""
 _INTERVAL_S = 0.002
 _MANY = 1000
 """number of samples after which they become half as frequent"""
@@ -184,7 +201,7 @@ class _Window:
     def __init__(self, thread: int) -> None:
         self._thread = thread
         self._began_ns = time_ns()
-        self._places: dict[tuple[str, bool], int] = {}
+        self._places: dict[tuple[str, bool, bool], int] = {}
         self._samples: list[tuple[int, int]] = []
         """time since the beginning in µs, and index of the place, or -1 if it is unknown"""
 
@@ -206,13 +223,14 @@ class _Window:
             began_ns=self._began_ns,
             ends_us=tuple(end_us for end_us, _ in taken),
             places=tuple(place for _, place in taken),
-            lines=tuple(line for line, _ in lines),
-            is_in_framework=tuple(is_in_framework for _, is_in_framework in lines),
+            lines=tuple(line for line, _, _ in lines),
+            is_in_framework=tuple(is_in_framework for _, is_in_framework, _ in lines),
+            is_in_backward=tuple(is_in_backward for _, _, is_in_backward in lines),
         )
 
     def _index_of(self, frame: FrameType) -> int:
-        line, called = _of_user(frame)
+        line = _of_user(frame)
         if line is None:
             return -1
-        key = (str(line), _OF_FRAMEWORKS.search(called) is not None)
+        key = (str(line.frame), _OF_FRAMEWORKS.search(line.called) is not None, _is_in_backward(line.caller))
         return self._places.setdefault(key, len(self._places))

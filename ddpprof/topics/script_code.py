@@ -2,6 +2,7 @@ r"""Find the lines of the script whose own Python code takes time in a step.
 
     idle of a line = |samples of the line ∩ idle gaps of at least 0.5 ms|, median over steps
     data of a line = |samples of the line ∩ waiting for data|, median over steps
+    backward of a line = |samples of the line in a backward pass ∩ step|, median over steps
 
 An idle gap is a time in which no operator runs on the accelerator or, in training on CPU, on the training thread.
 Shorter gaps are the overhead of the operators themselves. A sample of a function of PyTorch or of a framework does not
@@ -22,7 +23,7 @@ from ddpprof.engine.numbers import Number
 from ddpprof.engine.topic import Topic, View
 from ddpprof.intervals import Spans
 from ddpprof.layout import in_ms
-from ddpprof.model import Rank
+from ddpprof.model import Rank, Trace
 from ddpprof.topics.steps.breakdown import split_step
 
 _SHORTEST_GAP_NS = 500_000
@@ -42,6 +43,7 @@ class CodeLine:
     line: Annotated[str, Number("line of the script, as `file:line in function`")]
     idle_ns: Annotated[int, Number("time in which no operator runs")]
     data_ns: Annotated[int, Number("time in which training waits for data")]
+    backward_ns: Annotated[int, Number("time for which autograd runs the line in backward passes")] = 0
 
     @property
     def short(self) -> str:
@@ -63,6 +65,10 @@ class RankCode:
     def idle_ns(self) -> int:
         return sum(one.idle_ns for one in self.lines)
 
+    @property
+    def backward_ns(self) -> int:
+        return sum(one.backward_ns for one in self.lines)
+
 
 def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
     """Measure the steps with these indices; return ``None`` if no samples were recorded in them."""
@@ -70,6 +76,8 @@ def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
     if trace is None or trace.epoch_ns is None or samples is None:
         return None
     if len(samples.places) != len(samples.ends_us) or len(samples.lines) != len(samples.is_in_framework):
+        return None
+    if samples.is_in_backward and len(samples.is_in_backward) != len(samples.lines):
         return None
     splits = [split for step in steps if (split := split_step(trace, step)) is not None]
     if not splits or not samples.places:
@@ -87,17 +95,29 @@ def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
     idle = [by_line(_long(split.idle)) for split in splits]
     data = [by_line(split.data) for split in splits]
     idle_ns, data_ns, most_ns = np.median(idle, axis=0), np.median(data, axis=0), np.max(idle, axis=0)
-    own = [index for index, is_in_framework in enumerate(samples.is_in_framework) if not is_in_framework]
+    is_own = ~np.array(samples.is_in_framework, bool)
+    is_in_backward = np.array(samples.is_in_backward or np.zeros(len(is_own)), bool)
+    whole = [by_line(_span_of(trace, step)) for step in steps]
+    backward_ns = np.where(is_in_backward, np.median(whole, axis=0), 0)
+    own = np.flatnonzero(is_own & ~is_in_backward).tolist()
     lines = [CodeLine(samples.lines[index], int(idle_ns[index]), int(data_ns[index])) for index in own]
-    lines.sort(key=lambda one: -max(one.idle_ns, one.data_ns))
+    in_backward = np.flatnonzero(is_in_backward).tolist()
+    lines += [CodeLine(samples.lines[index], 0, 0, int(backward_ns[index])) for index in in_backward]
+    lines.sort(key=lambda one: -max(one.idle_ns, one.data_ns, one.backward_ns))
     rare = [index for index in own if most_ns[index] >= _FAR_ABOVE * max(idle_ns[index], _SHORTEST_GAP_NS)]
     top = max(rare, key=lambda index: most_ns[index], default=None)
     return RankCode(
         rank.rank,
         len(splits),
-        tuple(one for one in lines if one.idle_ns or one.data_ns),
+        tuple(one for one in lines if one.idle_ns or one.data_ns or one.backward_ns),
         None if top is None else CodeLine(samples.lines[top], int(most_ns[top]), 0),
     )
+
+
+def _span_of(trace: Trace, step: int) -> Spans:
+    """Return the step on the host."""
+    span = trace.steps[step]
+    return Spans(np.array([span.start_ns]), np.array([span.end_ns]))
 
 
 def _long(idle: Spans) -> Spans:
@@ -126,6 +146,32 @@ def script_code(ranks: Sequence[RankCode], view: View) -> Iterator[Finding]:
     )
 
 
+def code_in_backward(ranks: Sequence[RankCode], view: View) -> Iterator[Finding]:
+    """Report code of the script that autograd runs in the backward pass: hooks, or checkpointed forwards."""
+    least = min(ranks, key=lambda one: one.backward_ns)
+    if not view.step_ns or least.backward_ns < _MUCH_IN_BACKWARD * view.step_ns:
+        return
+    of_backward = sorted(least.lines, key=lambda one: -one.backward_ns)
+    named = [one for one in of_backward if one.backward_ns >= _WORTH_NAMING * least.backward_ns][:_MOST_LINES]
+    yield Finding(
+        "code-in-backward",
+        f"Code of the script takes {in_ms(least.backward_ns)} of the backward pass, mostly at {of_backward[0].short}",
+        f"{'; '.join(f'{one.short}: {in_ms(one.backward_ns)}' for one in named)}, including the operators that it "
+        f"calls, as sampled in {least.num_steps} steps of rank {least.rank}",
+        "If these are hooks, for example for logging gradients, run them in every 100th step. If activation "
+        "checkpointing runs the forward again, leave it out, or checkpoint fewer layers, as far as memory allows. "
+        "The backward of a custom autograd.Function is needed.",
+        least.backward_ns,
+        may_be_meant=True,
+        subject={"line": of_backward[0].line},
+        numbers=only_known(backward_ns=least.backward_ns, num_steps=least.num_steps),
+    )
+
+
+_MUCH_IN_BACKWARD = 0.05
+"""minimum share of the step"""
+
+
 def slowest_line_of(rank: int, view: View) -> tuple[str, int] | None:
     """Return the line that takes the most extra time on this rank compared with any other rank, and that time in ns."""
     ranks = view[SCRIPT_CODE] or ()
@@ -152,7 +198,7 @@ def slowest_line_of_data(view: View) -> CodeLine | None:
 
 SCRIPT_CODE: Topic[RankCode, tuple[RankCode, ...]] = Topic(
     "script_code",
-    rules=(script_code,),
+    rules=(script_code, code_in_backward),
     of_rank=lambda rank, steps, _modules: measure_code(rank, steps),
     rank_type=RankCode,
     of_ranks=tuple,

@@ -208,7 +208,7 @@ def _purpose(kind: CollectiveKind, num_bytes: int) -> Purpose:
 def _that_carry(parameters: Sequence[Sequence[int]], sizes: list[int], gradient_bytes: int | None) -> Iterable[int]:
     """Return the indices of the all-reduces at one place that carry a module's parameters or their gradients."""
     if UNKNOWN in sizes:
-        enough = any(len(sizes) >= len(module) > 1 for module in parameters)
+        enough = any(1 < len(module) <= len(sizes) <= len(module) + _MOST_FURTHER for module in parameters)
         return range(len(sizes)) if enough else ()
     if not parameters:
         return range(len(sizes)) if gradient_bytes and sum(sizes) >= _NEARLY_ALL * gradient_bytes else ()
@@ -224,6 +224,10 @@ def _that_carry(parameters: Sequence[Sequence[int]], sizes: list[int], gradient_
         if len(found) == len(module) > 1:
             return found
     return ()
+
+
+_MOST_FURTHER = 2
+"""maximum number of further all-reduces, for example of a loss, if their sizes are unknown"""
 
 
 def busy_around(trace: Trace, rows: NDArray[np.int64]) -> Spans:

@@ -43,6 +43,21 @@ def test_the_line_of_the_script_that_takes_time_is_named(ddpprof: Run, report: R
 
 
 @pytest.mark.long
+def test_a_hook_that_takes_time_is_named(ddpprof: Run, report: Report) -> None:
+    found = findings("slow_hook", ddpprof, report)["code-in-backward"]
+    assert found["title"].endswith("in write_log")
+    assert found["gain_ns"] == pytest.approx(30e6, abs=3e6)
+
+
+@pytest.mark.long
+def test_ranks_that_take_turns_at_being_late(ddpprof: Run, report: Report) -> None:
+    """In each step, one of the two ranks works 30 ms longer, which is 15 ms more than the mean."""
+    found = findings("take_turns", ddpprof, report)
+    assert found["uneven-work"]["gain_ns"] == pytest.approx(15e6, abs=4e6)
+    assert not {"straggler", "script-code"} & found.keys()
+
+
+@pytest.mark.long
 def test_evaluations_that_take_much_of_the_run_are_found(ddpprof: Run, report: Report) -> None:
     found = findings("evaluates_often", ddpprof, report)["long-steps"]
     assert found["title"].startswith("Evaluation takes")
@@ -76,6 +91,7 @@ def test_a_loss_that_is_not_a_number_is_told_and_reported(ddpprof: Run, report: 
         ("find_unused_for_nothing", "find-unused-for-nothing"),
         pytest.param("no_set_epoch", "set-epoch-never-called", marks=LONG),
         ("small_buckets", "buckets-too-small"),
+        ("anomaly", "debugging-setting"),
     ],
 )
 def test_more_mistakes_are_found(mistake: str, rule: str, ddpprof: Run, report: Report) -> None:
@@ -99,5 +115,9 @@ def test_sound_training_is_accused_of_nothing(ddpprof: Run, report: Report) -> N
         "same-checkpoint",
         "buckets-too-small",
         "script-code",
+        "code-in-backward",
+        "debugging-setting",
+        "gradients-discarded",
+        "uneven-work",
     }
     assert not accusations & findings("none", ddpprof, report).keys()

@@ -71,6 +71,9 @@ def main():
     model = DDP(Model(), find_unused_parameters=searching, bucket_cap_mb=0.1 if mistake == "small_buckets" else None)
     if mistake in ("same_seed", "none"):
         seed(mistake, model)
+    if mistake == "slow_hook":
+        model.module.head.weight.register_hook(lambda _: write_log())
+    torch.autograd.set_detect_anomaly(mistake == "anomaly")
     data = Data(0.002 if mistake == "slow_data" else 0.0)
     sampler = None if mistake == "no_sampler" else DistributedSampler(data)
     loader = DataLoader(data, batch_size=8, sampler=sampler, shuffle=sampler is None)
@@ -92,6 +95,8 @@ def main():
             nn.functional.cross_entropy(model(x, use_spare=use_spare), y).backward()
             optimizer.step()
             if mistake == "slow_log" or (mistake == "slow_log_of_a_rank" and dist.get_rank() == 1):
+                write_log()
+            if mistake == "take_turns" and index % 2 == dist.get_rank():
                 write_log()
             if mistake == "evaluates_often" and index % 5 == 4:
                 evaluate(model, evaluated)

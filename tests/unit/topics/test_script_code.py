@@ -15,6 +15,7 @@ from ddpprof.topics.script_code import (
     SCRIPT_CODE,
     CodeLine,
     RankCode,
+    code_in_backward,
     longest_line,
     measure_code,
     script_code,
@@ -60,12 +61,37 @@ def test_a_line_that_takes_long_in_one_step_is_told_apart() -> None:
     assert longest_line(View(2, None)) is None
 
 
+HOOK = "/a/train.py:21 in hook"
+
+
+def test_lines_that_autograd_runs_take_their_whole_time() -> None:
+    """The hook runs from 4 to 12 ms, with the operators that it calls; in a framework or not, it is the script's."""
+    lines = {"lines": (LOG, LOAD, HOOK), "is_in_backward": (False, False, True)}
+    for is_in_framework in (False, True):
+        samples = msgspec.structs.replace(SAMPLES, **lines, is_in_framework=(False, False, is_in_framework))
+        found = measure_code(rank(samples), [0])
+        assert found is not None
+        assert found.lines[0] == CodeLine(HOOK, 0, 0, 8 * MS)
+        assert (found.backward_ns, found.idle_ns) == (8 * MS, 7 * MS)
+
+
+def test_the_finding_on_hooks_and_checkpointing() -> None:
+    ranks = [
+        RankCode(number, 5, (CodeLine(HOOK, 0, 0, ms * MS), CodeLine(LOG, MS, 0))) for number, ms in ((0, 9), (1, 7))
+    ]
+    (found,) = code_in_backward(ranks, View(2, step_ns=100 * MS))
+    assert found.title == "Code of the script takes 7.00 ms of the backward pass, mostly at train.py:21 in hook"
+    assert (found.gain_ns, found.may_be_meant, found.subject) == (7 * MS, True, {"line": HOOK})
+    assert list(code_in_backward(ranks, View(2, step_ns=150 * MS))) == [], "less than 5 %"
+
+
 @pytest.mark.parametrize(
     ("samples", "changes"),
     [
         pytest.param(None, {}, id="no-samples"),
         pytest.param(SAMPLES, {"epoch": None}, id="another-clock"),
         pytest.param(msgspec.structs.replace(SAMPLES, places=(1,)), {}, id="damaged"),
+        pytest.param(msgspec.structs.replace(SAMPLES, is_in_backward=(True,)), {}, id="damaged-lines"),
         pytest.param(msgspec.structs.replace(SAMPLES, places=(), ends_us=()), {}, id="empty"),
     ],
 )

@@ -108,6 +108,7 @@ def test_exposed_is_beside_neither_computation_nor_ddps_communication() -> None:
         pytest.param([401_000], SIZES, [Purpose.PARAMETERS], id="flattened"),
         pytest.param([UNKNOWN] * 2, SIZES, [Purpose.PARAMETERS] * 2, id="as-many-as-parameters"),
         pytest.param([UNKNOWN] * 2, [[4] * 3], [Purpose.OTHER] * 2, id="fewer-than-parameters"),
+        pytest.param([UNKNOWN] * 5, [[4] * 2], [Purpose.OTHER] * 5, id="many-more-than-parameters"),
         pytest.param([UNKNOWN] * 2, [], [Purpose.OTHER] * 2, id="unknown-model"),
         pytest.param(
             [400_000, 4, 1000], SIZES, [Purpose.PARAMETERS, Purpose.FEW_NUMBERS, Purpose.PARAMETERS],
