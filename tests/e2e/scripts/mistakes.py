@@ -60,6 +60,15 @@ def write_log():
     time.sleep(0.03)
 
 
+def work_beside_training(mistake, index, model, evaluated):
+    rank = dist.get_rank()
+    takes_turn = mistake == "take_turns" and index % 2 == rank
+    if mistake == "slow_log" or (mistake == "slow_log_of_a_rank" and rank == 1) or takes_turn:
+        write_log()
+    if mistake == "evaluates_often" and index % 5 == 4:
+        evaluate(model, evaluated)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--mistake", required=True)
@@ -94,12 +103,7 @@ def main():
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x, use_spare=use_spare), y).backward()
             optimizer.step()
-            if mistake == "slow_log" or (mistake == "slow_log_of_a_rank" and dist.get_rank() == 1):
-                write_log()
-            if mistake == "take_turns" and index % 2 == dist.get_rank():
-                write_log()
-            if mistake == "evaluates_often" and index % 5 == 4:
-                evaluate(model, evaluated)
+            work_beside_training(mistake, index, model, evaluated)
         if mistake == "same_checkpoint" or dist.get_rank() == 0:
             torch.save(model.state_dict(), "checkpoint.pt")
     time.sleep(0.2)
