@@ -125,18 +125,19 @@ _MANY = 0.2
 def gradients_discarded(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
     """Report modules whose reduced gradients are often discarded, and used otherwise.
 
-    If no pass counts as used, an optimizer may work with copies of the parameters, as in some mixed-precision training.
+    Passes take at most the whole step, in proportion to the size of their gradients. If no pass counts as used, an
+    optimizer may work with copies of the parameters, as in some mixed-precision training.
     """
     often = [
         one
         for one in modules
         if one.num_used_passes and one.num_discarded_passes >= max(_FEW_PASSES, _MANY * _num_passes(one))
     ]
-    if not often or view.exposed_ns is None:
+    if not often or view.step_ns is None:
         return
     all_bytes = sum(_gradient_bytes(one) * _num_passes(one) for one in modules)
     in_vain = sum(_gradient_bytes(one) * one.num_discarded_passes for one in often)
-    gain_ns = round(view.exposed_ns * in_vain / all_bytes)
+    gain_ns = round(view.step_ns * in_vain / all_bytes)
     if not view.worth(gain_ns):
         return
     names = listed([*dict.fromkeys(one.name for one in often)], _MOST_NAMED)
@@ -151,7 +152,7 @@ def gradients_discarded(modules: Sequence[DdpModule], view: View) -> Iterator[Fi
         "does not reduce them.",
         gain_ns,
         subject={"module": often[0].name},
-        numbers=only_known(num_discarded=sum(one.num_discarded_passes for one in often), exposed_ns=view.exposed_ns),
+        numbers=only_known(num_discarded=sum(one.num_discarded_passes for one in often), step_ns=view.step_ns),
     )
 
 

@@ -155,14 +155,14 @@ NET = ddp_module((400, 600), ((0, 1),))
 )
 def test_gradients_that_are_reduced_and_discarded(used: int, discarded: int, gain_ms: int | None) -> None:
     networks = [replace(NET, name="G", num_used_passes=used, num_discarded_passes=discarded)]
-    found = list(gradients_discarded(networks, View(2, 100 * MS, exposed_ns=8 * MS)))
+    found = list(gradients_discarded(networks, View(2, 8 * MS)))
     assert [one.gain_ns for one in found] == ([] if gain_ms is None else [gain_ms * MS])
 
 
 def test_of_two_networks_the_costs_are_added() -> None:
     half, most = {"num_used_passes": 4, "num_discarded_passes": 4}, {"num_used_passes": 2, "num_discarded_passes": 6}
     networks = [replace(NET, name="G", **half), replace(ddp_module((3000,), ((0,),)), name="D", **most)]
-    (found,) = gradients_discarded(networks, View(2, 100 * MS, exposed_ns=8 * MS))
+    (found,) = gradients_discarded(networks, View(2, 8 * MS))
     assert found.title == "DDP reduces gradients of G, D that are then discarded"
     assert found.gain_ns == round(8 * MS * (4 * 1000 + 6 * 3000) / (8 * 1000 + 8 * 3000))
     assert found.evidence.startswith("G: 4 of 8 recorded passes; D: 6 of 8 recorded passes; ")
