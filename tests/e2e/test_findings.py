@@ -67,7 +67,7 @@ def test_evaluations_that_take_much_of_the_run_are_found(ddpprof: Run, report: R
 @pytest.mark.long
 def test_the_line_for_which_the_others_wait_is_named(ddpprof: Run, report: Report) -> None:
     found = findings("slow_log_of_a_rank", ddpprof, report)
-    named = re.search(r"mistakes.py:\d+ in write_log takes ([\d.]+) ms per step more", found["straggler"]["evidence"])
+    named = re.search(r"mistakes.py:\d+ in write_log takes ([\d.]+) ms more per step", found["straggler"]["evidence"])
     assert named is not None
     assert float(named[1]) == pytest.approx(30, abs=3)
     assert "script-code" not in found
