@@ -128,14 +128,14 @@ def _run_until_decided(directory: Path, experiment: Experiment) -> bool:
     """
     from dataclasses import replace
 
-    from ddpprof.experiments.trying import read_trying
+    from ddpprof.experiments.trying import NOW, read_trying
 
     first = experiment.enough_rounds
     if first is not None:
         if run_trials(directory, replace(experiment, rounds=first)):
             return True
         so_far = read_trying(directory)
-        if so_far.is_decided:
+        if so_far.is_decided or NOW in so_far.failed:
             return False
         progress(f"{first} rounds are not enough to decide: running {experiment.rounds - first} more.")
         return run_trials(directory, experiment, without=so_far.failed)
@@ -153,6 +153,11 @@ def _planned(options: argparse.Namespace) -> tuple[Experiment, list[Promise]]:
     if options.script is not None:
         promises, variants = _other_script(experiment, now, options, report)
         about = report.findings if options.finding is None else [finding_of(report, path, options.finding[0])]
+        if options.finding is not None and about[0].is_left_out_of_trials:
+            raise DdpprofError(
+                f"trials do not save files, so they cannot measure finding {options.finding[0]}. Record the job before "
+                "and after the change, with ddpprof trace --repeat 6, and use ddpprof compare."
+            )
     else:
         promises, variants, chosen = [], [], _chosen(report, options)
         about = [finding for _, finding in chosen]

@@ -260,6 +260,8 @@ class Finding:
     """True if this must be fixed before any gains matter: training is broken, or measurements are distorted"""
     may_be_meant: bool = False
     """True if it may be intended"""
+    is_left_out_of_trials: bool = False
+    """True if `ddpprof try` cannot measure the gain, because trials do not save files"""
     is_in_few_steps: bool = False
     """True if the time is spent in a few long steps; `ddpprof try` then compares means over many steps"""
     subject: Mapping[str, int | str] = field(default_factory=dict, hash=False)

@@ -269,6 +269,32 @@ def _save(original: Callable[..., Any]) -> Callable[..., Any]:
     return save
 
 
+_unwritten: set[str] = set()
+"""files that ``torch.save`` did not write, and the names to which the script then renamed them"""
+
+
+def leave_unwritten(path: str | os.PathLike[str]) -> None:
+    """Make renaming or removing this file have no effect.
+
+    A script may save to a temporary file and rename it, or remove older checkpoints.
+    """
+    if not _unwritten:
+        for name in ("rename", "replace", "remove", "unlink"):
+            setattr(os, name, _without_unwritten(getattr(os, name)))
+    _unwritten.add(os.path.abspath(path))
+
+
+def _without_unwritten(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def changed(path: Any, *new: Any, **directories: Any) -> None:
+        if isinstance(path, str | os.PathLike) and not directories and os.path.abspath(path) in _unwritten:
+            _unwritten.update(map(os.path.abspath, new))
+        else:
+            original(path, *new, **directories)
+
+    return changed
+
+
 def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``backward``. Nested backward passes, and backward passes in other threads, are not reported."""
     from torch import Tensor

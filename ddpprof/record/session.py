@@ -296,6 +296,7 @@ class Session(Listener):
         if why is None or not isinstance(target, str | os.PathLike):
             return False
         self._say_not_saved(f"{target}: {why}", self.job.warn)
+        patches.leave_unwritten(target)
         return True
 
     def discards_checkpoint(self, owner: str) -> bool:

@@ -7,7 +7,7 @@ changes. `render/json.py` writes the complete report. Times are ns.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -19,6 +19,7 @@ from ddpprof.layout import clean
 from ddpprof.model.json_files import Measured
 from ddpprof.render.sections.overview import change_sentence, longer_recording, verdict
 from ddpprof.report import Report
+from ddpprof.topics.steps.view import mean_parts
 
 MOST_BYTES = 4096
 BRIEF_FORMAT = 1
@@ -62,6 +63,8 @@ class Brief(msgspec.Struct, frozen=True, omit_defaults=True):
     run: str
     verdict: str
     step_ns: int | None = None
+    parts: Mapping[str, int] = {}
+    """mean time of each part of a profiled step on the first rank, ns"""
     findings: tuple[BriefFinding, ...] = ()
     """the first findings, in order of priority"""
     num_more: int = 0
@@ -118,10 +121,14 @@ def brief_report(report: Report, paths: Sequence[str]) -> Brief:
         run=clean(run, most=_LONGEST),
         verdict=clean(f"{verdict(report).text} {change_sentence(report)}", most=_LONGEST),
         step_ns=report.step_ns,
+        parts=mean_parts(report),
         num_noise=len(report.findings) - len(beyond),
         everything=f"ddpprof report {clean(run, most=_LONGEST)} --format json",
     )
     can_run = bool(report.job.recorded_with) and len(paths) == 1 and report.failure is None and len(run) <= _LONGEST
+    if beyond:
+        first = [_finding(*beyond[0], report, run if can_run else None)]
+        made = made if _fits(_with(made, first, len(beyond))) else msgspec.structs.replace(made, parts={})
     findings: list[BriefFinding] = []
     for number, one in beyond:
         longer = _with(made, [*findings, _finding(number, one, report, run if can_run else None)], len(beyond))
@@ -162,7 +169,8 @@ def _confirm(number: int, one: Finding, report: Report, run: str) -> str | None:
         return f"ddpprof try {run} --finding {number}{lossy}"
     scripts = [word for word in report.job.recorded_with if word.endswith(".py")]
     old = f"{shlex.quote(scripts[-1])}=" if len(scripts) > 1 else ""
-    return None if one.gain_ns is None else f"ddpprof try {run} --finding {number} --script {old}CHANGED.py"
+    is_measurable = one.gain_ns is not None and not one.is_left_out_of_trials
+    return None if not is_measurable else f"ddpprof try {run} --finding {number} --script {old}CHANGED.py"
 
 
 def _fits(brief: Brief | BriefComparison) -> bool:

@@ -359,6 +359,7 @@ def long_steps(run: WholeRun, view: View) -> Iterator[Finding]:
             pause.extra_ns // watched_steps,
             may_be_meant=pause.kind is not PauseKind.EPOCH,
             is_in_few_steps=True,
+            is_left_out_of_trials=pause.kind is PauseKind.SAVE,
             change=change,
             numbers=only_known(
                 extra_ns=pause.extra_ns, num_steps=pause.num_steps, num_steps_apart=watched_steps / pause.num_steps

@@ -94,6 +94,36 @@ def test_a_trial_neither_writes_nor_deletes_checkpoints(
     assert said.count(f"ddpprof: rank 0: not saved: checkpoints of {owner}: this is a trial.") == 1
 
 
+ATOMIC = """
+import os, torch, torch.distributed as dist
+from pathlib import Path
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(60):
+    optimizer.zero_grad()
+    model(torch.randn(2, 8)).square().mean().backward()
+    optimizer.step()
+    if step % 3 == 2 and dist.get_rank() == 0:
+        torch.save(model.state_dict(), "last.pt.tmp")
+        os.replace("last.pt.tmp", "last.pt")
+        torch.save(model.state_dict(), f"step-{step}.pt")
+        if step > 3:
+            Path(f"step-{step - 3}.pt").unlink()
+"""
+
+
+def test_a_script_may_rename_and_remove_what_a_trial_does_not_save(tmp_path: Path, ddpprof: Run) -> None:
+    (tmp_path / "train.py").write_text(ATOMIC)
+    (tmp_path / "last.pt").write_text("the user's own")
+    done = ddpprof("sweep", *QUICK, "--nproc", "2", "--vary", "OMP_NUM_THREADS=1", "--out", "s", "train.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"\[1/1\] OMP_NUM_THREADS=1[^:]*: [0-9.]+ ms per step", done.stdout), done.stdout
+    assert (tmp_path / "last.pt").read_text() == "the user's own"
+    assert [path.name for path in tmp_path.glob("*.pt*")] == ["last.pt"]
+
+
 RESUMED = """
 import os
 """ + TRAINER.replace("max_steps=60", "max_steps=6").replace(

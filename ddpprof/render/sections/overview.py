@@ -493,7 +493,7 @@ def _next(report: Report, paths: Sequence[str], can_replay: bool) -> Iterator[Se
     if left := _left_to_try(report, paths):
         is_known = any(not one.is_noise for one in left)
         lossy = " --allow-lossy" if all(one.is_lossy for one in left) else ""
-        commands.append(("try the first fix" if is_known else "measure what to try", f"ddpprof try {run}{lossy}"))
+        commands.append((_to_try(report, left[0]) if is_known else "measure what to try", f"ddpprof try {run}{lossy}"))
     elif (edit := _to_edit(report, paths)) is not None:
         commands.append(("measure your fix", f"ddpprof try {run} --finding {edit} --script CHANGED.py"))
     if report.failure is None and len(paths) == 1:
@@ -506,6 +506,13 @@ def _next(report: Report, paths: Sequence[str], can_replay: bool) -> Iterator[Se
         commands.append(("compare the two", "ddpprof compare BEFORE AFTER"))
     commands.append(("meaning of a term", "ddpprof explain exposed"))
     yield Commands("Next", tuple(commands))
+
+
+def _to_try(report: Report, finding: Finding) -> str:
+    """Return the name of the command that tries a finding, which may not be the first one."""
+    first = first_changes(report)
+    number = report.findings.index(finding) + 1
+    return "try the first fix" if first and first[-1][0].number == number else f"try finding {number}"
 
 
 def _left_to_try(report: Report, paths: Sequence[str]) -> list[Finding]:
@@ -521,7 +528,7 @@ def _to_edit(report: Report, paths: Sequence[str]) -> int | None:
     if len(paths) != 1 or not report.job.recorded_with or report.failure is not None or not first:
         return None
     text, finding = first[-1]
-    is_edit = finding.expected_ns is not None and finding.change is None
+    is_edit = finding.expected_ns is not None and finding.change is None and not finding.is_left_out_of_trials
     return text.number if is_edit and not finding.is_decided else None
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
+from pathlib import Path
 from types import CodeType, ModuleType
 
 import pytest
@@ -79,3 +81,24 @@ def test_a_stack_shows_that_a_rank_waits_for_what_it_started_before() -> None:
 
     patches._waits_for_ranks(original)(object())
     assert collective_of(stacks[0]) == WORK_WAIT
+
+
+def test_files_that_were_not_written_can_be_renamed_and_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("rename", "replace", "remove", "unlink"):
+        monkeypatch.setattr(os, name, getattr(os, name))  # restores it afterwards
+    monkeypatch.setattr(patches, "_unwritten", set())
+    kept, other = tmp_path / "last.pt", tmp_path / "log.txt"
+    kept.write_text("kept")
+    other.write_text("a log")
+    patches.leave_unwritten(tmp_path / "last.pt.tmp")
+    os.replace(f"{kept}.tmp", kept)
+    assert kept.read_text() == "kept"
+    kept.unlink()
+    assert kept.exists(), "it stands for the file that was not written"
+    other.replace(tmp_path / "old.txt")
+    (tmp_path / "old.txt").unlink()
+    assert [one.name for one in tmp_path.iterdir()] == ["last.pt"]
+    with pytest.raises(FileNotFoundError):
+        os.remove(tmp_path / "never.pt")  # noqa: PTH107

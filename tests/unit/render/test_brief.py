@@ -43,6 +43,22 @@ def shown(brief: Brief) -> dict[str, Any]:
     return dict(json.loads(text))
 
 
+def test_where_a_step_goes() -> None:
+    parts = shown(brief_report(made(CAP), ["a"]))["parts"]
+    assert list(parts) == [
+        "forward_ns", "backward_ns", "exposed_comm_ns", "optimizer_ns", "data_ns", "other_ns", "idle_ns",
+    ]  # fmt: skip
+    first = made().ranks[0]
+    known = [one.parts.step_ns for one in first.averaged(made().usual_steps) if one.parts is not None]
+    assert sum(parts.values()) == pytest.approx(sum(known) / len(known), abs=len(parts))
+
+
+def test_trials_cannot_confirm_what_they_leave_out() -> None:
+    saving = finding("long-steps", gain_ns=9 * MS, is_left_out_of_trials=True)
+    (only,) = shown(brief_report(made(saving), ["a"]))["findings"]
+    assert "confirm" not in only
+
+
 def test_each_finding_has_its_gain_its_change_and_the_command_that_confirms_it() -> None:
     whole = shown(brief_report(made(CAP, HOOK, LOOP, SEEDS, NOISE), ["runs/a b"]))
     assert whole["verdict"].endswith(

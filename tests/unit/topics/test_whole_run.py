@@ -383,6 +383,7 @@ def test_pauses_that_take_much_of_the_run_are_a_finding(kind: PauseKind, loaders
     assert found.evidence.endswith("took 3.0 s in 15 steps of 100, in addition to the usual duration of these steps")
     assert found.may_be_meant is (kind is not PauseKind.EPOCH)
     assert found.is_in_few_steps
+    assert found.is_left_out_of_trials is (kind is PauseKind.SAVE)
     assert (found.change is not None) is (loaders == "restarted")
     assert found.numbers["num_steps_apart"] == pytest.approx(100 / 15)
 
