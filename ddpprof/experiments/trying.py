@@ -217,7 +217,7 @@ class Trying:
             job=next((result.job for result in self.results if result.job is not None), None),
             run=self.plan.run,
             step_ns=median_step_ns(as_it_is),
-            rounds=self._num_rounds,
+            rounds=sum(1 for steps in as_it_is if steps),
             tried=tuple(self._tried(number, one) for number, one in enumerate(self.plan.promises, NOW + 1)),
             missing=problems(replace(self.experiment, rounds=self._num_rounds), self.results),
             uses_means=self.experiment.uses_means,
