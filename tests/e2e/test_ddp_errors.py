@@ -16,7 +16,7 @@ TWICE = "1 parameter (block.bias) got a gradient twice in one backward pass, bec
         ("unused_later", f"{SPARE} did not contribute to the loss in the previous step: use them in every forward."),
         (
             "graph_changes",
-            f"{SPARE} did not contribute to the loss in this step, but did in the first step: static_graph=True",
+            f"{SPARE} did not contribute to the loss in this step, but did in the first step, which static_graph=True",
         ),
         ("checkpoint", TWICE),
         ("shared_checkpoint", TWICE),
