@@ -162,14 +162,24 @@ def reason_for(ranks: Mapping[int, RankChange]) -> Reason:
     by_system = _by_system(ranks, longer_ns)
     if by_system is not None:
         return by_system
-    worst_ns = max(change.slower_ns for change in ranks.values())
-    if worst_ns >= _HALF * longer_ns:
-        guilty = tuple(rank for rank in everybody if ranks[rank].slower_ns >= _AS_BAD * worst_ns)
+    guilty = at_fault({rank: ranks[rank].slower_ns for rank in everybody}, longer_ns)
+    if guilty:
         return _by_own_time({rank: ranks[rank] for rank in guilty}, longer_ns, len(guilty) == len(ranks))
     waits = [change.grew("wait_ns") for change in ranks.values()]
     if min(waits) >= _HALF * longer_ns:
         return Reason(SlowdownCause.LINK, everybody)
     return Reason(SlowdownCause.UNKNOWN, everybody)
+
+
+def at_fault(slower_ns: Mapping[int, float], longer_ns: float) -> tuple[int, ...]:
+    """Return the ranks that make steps longer, as defined above; empty if none of them does.
+
+    `slower_ns`: how much longer each rank takes. `longer_ns`: how much longer the step takes.
+    """
+    worst_ns = max(slower_ns.values())
+    if worst_ns < _HALF * longer_ns:
+        return ()
+    return tuple(rank for rank, ns in slower_ns.items() if ns >= _AS_BAD * worst_ns)
 
 
 def _by_system(ranks: Mapping[int, RankChange], longer_ns: float) -> Reason | None:

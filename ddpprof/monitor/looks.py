@@ -14,7 +14,7 @@ from msgspec import structs
 from ddpprof import own_files, rundir
 from ddpprof.model.hang import Fault, Hint, Standstill, Verdict
 from ddpprof.model.pulse import Ended, Pulse
-from ddpprof.model.whole_run import Slowdowns, StepSlowdown
+from ddpprof.model.whole_run import StepSlowdown
 from ddpprof.monitor.evidence import dump_stacks, gather
 from ddpprof.monitor.hang_detector import HangDetector, examine
 from ddpprof.monitor.pulse_files import (
@@ -26,7 +26,7 @@ from ddpprof.monitor.pulse_files import (
     write_slowdowns,
     write_verdict,
 )
-from ddpprof.monitor.slowdowns import SlowdownWatch, common_steps, pauses_in, uneven_work, world_size_of
+from ddpprof.monitor.slowdowns import SlowdownWatch, common_steps, with_pauses, world_size_of
 from ddpprof.monitor.whole_run import nonfinite_steps
 from ddpprof.topics.hang_words import standstill_line, verdict_lines
 from ddpprof.topics.losses import nonfinite_finding
@@ -212,9 +212,8 @@ class SlowdownLook:
 
     def _write(self, directory: Path, pulses: Mapping[int, Pulse]) -> None:
         steps = common_steps({rank: pulse.steps for rank, pulse in pulses.items()})
-        of_steps = () if steps is None else (pauses_in(steps), uneven_work(steps))
         with suppress(OSError):
-            write_slowdowns(directory, Slowdowns(self._watch.slowdowns, *of_steps))
+            write_slowdowns(directory, with_pauses(self._watch.slowdowns, steps))
 
     def _tell(self, world_size: int) -> None:
         chains = _chains(self._watch.slowdowns)

@@ -26,7 +26,7 @@ import numpy as np
 from ddpprof.model.pulse import Pulse, PulseSteps, PulseSummaries, StepFlag
 from ddpprof.model.tables import UNKNOWN, Int64Column, rows_of
 from ddpprof.model.whole_run import Pause, PauseKind, SlowdownCause, Slowdowns, StepPart, StepSlowdown, UnevenWork
-from ddpprof.monitor.causes import Portrait, RankChange, Reason, parts_of, portrait, reason_for
+from ddpprof.monitor.causes import Portrait, RankChange, Reason, at_fault, parts_of, portrait, reason_for
 from ddpprof.monitor.level_shifts import OF_SUMMARIES, Flags, LevelShift, LevelShifts
 
 
@@ -108,21 +108,15 @@ def _where_longer(steps: JobSteps, long: Flags, extra_ns: int) -> tuple[StepPart
     it, because ranks that wait for another rank may already have begun their next step.
     """
     both = long | np.append(long[1:], False)
-    longer = {
-        (rank, part): float((column[both] - np.median(column[steps.is_usual])).sum())
-        for rank, rows in steps.ranks.items()
-        for part, column in parts_of(rows.with_all_waiting()).items()
-        if len(column) == len(steps)  # not if waiting is unknown
-    }
-    (_, part), most_ns = max(longer.items(), key=lambda one: one[1])
-    if most_ns < _HALF * extra_ns:
-        return None, ()
-    return part, tuple(rank for rank in steps.ranks if longer.get((rank, part), 0) >= _AS_LONG * most_ns)
-
-
-_HALF = 0.5
-_AS_LONG = 0.6
-"""minimum share of the worst rank's additional time for another rank to be named, too"""
+    longer: dict[StepPart, dict[int, float]] = {}
+    for rank, rows in steps.ranks.items():
+        for part, column in parts_of(rows.with_all_waiting()).items():
+            if len(column) == len(steps):  # not if waiting is unknown
+                extra = column[both] - np.median(column[steps.is_usual])
+                longer.setdefault(part, {})[rank] = float(extra.sum())
+    most = max(longer, key=lambda part: max(longer[part].values()))
+    ranks = at_fault(longer[most], extra_ns)
+    return (most, ranks) if ranks else (None, ())
 
 
 def uneven_work(steps: JobSteps) -> UnevenWork | None:
@@ -295,8 +289,14 @@ def slowdowns_of_run(pulses: Mapping[int, Pulse]) -> Slowdowns:
         for coarse in slowdowns_of_summaries(pulses)
         if coarse.first_step < first_row or not any(_overlap(coarse, one) for one in found)
     ]
-    in_order = sorted([*unseen, *found], key=lambda one: one.first_step)
-    return Slowdowns(tuple(in_order), pauses_in(steps), uneven_work(steps))
+    return with_pauses(tuple(sorted([*unseen, *found], key=lambda one: one.first_step)), steps)
+
+
+def with_pauses(slowdowns: tuple[StepSlowdown, ...], steps: JobSteps | None) -> Slowdowns:
+    """Return the slowdowns together with what the most recent steps show."""
+    if steps is None:
+        return Slowdowns(slowdowns)
+    return Slowdowns(slowdowns, pauses_in(steps), uneven_work(steps))
 
 
 def _overlap(one: StepSlowdown, other: StepSlowdown) -> bool:

@@ -309,6 +309,7 @@ class RecordedModule:
             self._accumulated.note(self._searches())
         self._unused: set[int] | None = None
         self._num_searched = self._num_lacking = 0
+        self._embeddings = _embeddings_of(ddp, self._of_reducer.parameters)
         self._used_rows: dict[int, float] = {}
         self._counts = PassCounts()
         self.replica = ReplicaNotes(self._of_reducer.parameters)
@@ -483,11 +484,10 @@ class RecordedModule:
 
         On an accelerator, reading gradients would make the host wait.
         """
-        if self._used_rows or self.ddp.device_type != "cpu":
+        if self._used_rows:
             return
-        embeddings = {id(one.weight) for one in self.ddp.module.modules() if isinstance(one, _EMBEDDINGS)}
-        for index, parameter in enumerate(self._of_reducer.parameters):
-            gradient = parameter.grad if id(parameter) in embeddings else None
+        for index, parameter in self._embeddings.items():
+            gradient = parameter.grad
             if gradient is not None and not gradient.is_sparse:
                 self._used_rows[index] = float(_some_rows(gradient).any(dim=1).float().mean())
 
@@ -497,7 +497,12 @@ class RecordedModule:
         return module_facts(*facts, self._used_rows, self._counts)
 
 
-_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+def _embeddings_of(ddp: DistributedDataParallel, parameters: Sequence[nn.Parameter]) -> dict[int, nn.Parameter]:
+    """Return the weights of embeddings on CPU, by index in `parameters`."""
+    if ddp.device_type != "cpu":
+        return {}
+    weights = {id(one.weight) for one in ddp.module.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag)}
+    return {index: one for index, one in enumerate(parameters) if id(one) in weights}
 
 
 def _some_rows(matrix: Tensor) -> Tensor:

@@ -139,7 +139,7 @@ class JobEnvironment(Listener):
         blocks = self._of_ddp["device"] == "cuda" and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0"
         active = {
             "detect_anomaly": self._detects_anomalies,
-            "TORCH_DISTRIBUTED_DEBUG=DETAIL": _is_debugging_collectives(),
+            "TORCH_DISTRIBUTED_DEBUG=DETAIL": dist.get_debug_level() is dist.DebugLevel.DETAIL,
             "CUDA_LAUNCH_BLOCKING=1": blocks,
         }
         return tuple(name for name, is_active in active.items() if is_active)
@@ -205,10 +205,6 @@ class JobEnvironment(Listener):
             "checkpoints": tuple(self._checkpoints),
             "of_some_ranks": consistency.of_main_script(),
         }
-
-
-def _is_debugging_collectives() -> bool:
-    return bool(dist.is_available()) and dist.get_debug_level() is dist.DebugLevel.DETAIL
 
 
 def backend_for(group: Any, device_type: str) -> str:

@@ -26,6 +26,8 @@ BRIEF_FORMAT = 1
 _LONGEST = 400
 """maximum number of characters of a title or a command"""
 _LONGEST_ADVICE = 600
+_MOST_FINDINGS = 20
+"""maximum number of findings; no more fit into `MOST_BYTES`"""
 
 
 class BriefFinding(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -126,16 +128,17 @@ def brief_report(report: Report, paths: Sequence[str]) -> Brief:
         everything=f"ddpprof report {clean(run, most=_LONGEST)} --format json",
     )
     can_run = bool(report.job.recorded_with) and len(paths) == 1 and report.failure is None and len(run) <= _LONGEST
-    if beyond:
-        first = [_finding(*beyond[0], report, run if can_run else None)]
-        made = made if _fits(_with(made, first, len(beyond))) else msgspec.structs.replace(made, parts={})
-    findings: list[BriefFinding] = []
-    for number, one in beyond:
-        longer = _with(made, [*findings, _finding(number, one, report, run if can_run else None)], len(beyond))
-        if not _fits(longer):
-            break
-        findings.append(longer.findings[-1])
-    return _with(made, findings, len(beyond))
+    texts = [_finding(number, one, report, run if can_run else None) for number, one in beyond[:_MOST_FINDINGS]]
+    whole = _filled(made, texts, len(beyond))
+    return whole if whole.findings else _filled(msgspec.structs.replace(made, parts={}), texts, len(beyond))
+
+
+def _filled(brief: Brief, findings: Sequence[BriefFinding], number: int) -> Brief:
+    """Return the summary with as many of the findings as fit. `number`: number of all findings."""
+    for num_kept in range(len(findings), 0, -1):
+        if _fits(made := _with(brief, findings[:num_kept], number)):
+            return made
+    return _with(brief, (), number)
 
 
 def _with(brief: Brief, findings: Sequence[BriefFinding], number: int) -> Brief:

@@ -142,11 +142,9 @@ def _data_loading(view: View) -> DataLoading:
     return DataLoading(loaders, find_same_samples(loaders), find_same_worker_seeds(loaders))
 
 
-def _training_loaders(data: DataLoading) -> Iterator[tuple[int, Loader]]:
-    for rank, loaders in data.loaders.items():
-        for loader in loaders:
-            if loader.feeds_training:
-                yield rank, loader
+def training_loaders(of_ranks: Iterable[Sequence[Loader]]) -> Iterator[Loader]:
+    """Yield the loaders whose batches are used for training, among the loaders of each rank."""
+    return (loader for loaders in of_ranks for loader in loaders if loader.feeds_training)
 
 
 def same_samples(data: DataLoading, view: View) -> Iterator[Finding]:
@@ -230,7 +228,7 @@ def _seed_workers(framework: str | None, num_workers: int) -> str:
 
 def epoch_never_set(data: DataLoading, view: View) -> Iterator[Finding]:
     """Report a DistributedSampler whose ``set_epoch`` is never called, which gives every epoch the same order."""
-    for _, loader in _training_loaders(data):
+    for loader in training_loaders(data.loaders.values()):
         epochs = loader.epochs_set
         if loader.set_epoch_called or not loader.shuffles or epochs is None:
             continue
@@ -252,7 +250,7 @@ def idle_for_data(data: DataLoading, view: View) -> Iterator[Finding]:
     """Report training that waits for its DataLoader."""
     if not view.data_ns or not view.step_ns or view.data_ns < 0.05 * view.step_ns:
         return
-    slowest = _slowest_of(loader for _, loader in _training_loaders(data))
+    slowest = _slowest_of(training_loaders(data.loaders.values()))
     workers = "" if slowest is None else f", with num_workers={slowest.num_workers}"
     line = slowest_line_of_data(view)
     mostly = "" if line is None or line.data_ns < view.data_ns / 2 else f"; mostly at {line.short}"
@@ -283,14 +281,9 @@ def _gain_ns(data_ns: int, step_ns: int, loader: Loader | None, change: Change |
 _CHEAPER = "Make loading cheaper: use fewer transforms, or store preprocessed data."
 
 
-def training_loaders(view: View) -> Iterator[Loader]:
-    """Yield the loaders of all ranks whose batches are used for training."""
-    return (loader for one in view.records.values() for loader in one.loaders if loader.feeds_training)
-
-
 def load_in_advance(view: View) -> tuple[str, Change | None]:
     """Return advice for training that waits for batches in some steps, and the change if there is one."""
-    slowest = _slowest_of(training_loaders(view))
+    slowest = _slowest_of(training_loaders(one.loaders for one in view.records.values()))
     return (_CHEAPER, None) if slowest is None else _more_workers(view, slowest)
 
 

@@ -176,10 +176,11 @@ def slowest_line_of(rank: int, view: View) -> tuple[str, int] | None:
     """Return the line that takes the most extra time on this rank compared with any other rank, and that time in ns."""
     ranks = view[SCRIPT_CODE] or ()
     own = next((one for one in ranks if one.rank == rank), None)
-    others = [{line.line: line.idle_ns for line in one.lines} for one in ranks if one.rank != rank]
+    others = [{line.line: line.idle_ns for line in one.lines if line.idle_ns} for one in ranks if one.rank != rank]
     if own is None or not others:
         return None
-    more = {one.short: one.idle_ns - max(lines.get(one.line, 0) for lines in others) for one in own.lines}
+    idle = [one for one in own.lines if one.idle_ns]
+    more = {one.short: one.idle_ns - max(lines.get(one.line, 0) for lines in others) for one in idle}
     return max(more.items(), key=lambda one: one[1], default=None)
 
 

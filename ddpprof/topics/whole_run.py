@@ -310,9 +310,8 @@ def _length(ns: int) -> tuple[str, str]:
 
 def _why(slowdown: StepSlowdown, world_size: int) -> str:
     ranks, part = slowdown.ranks, slowdown.part
-    who = _EVERY_RANK if len(ranks) == world_size and world_size > 1 else ranks_in_words(ranks)
-    verb = "takes" if len(ranks) == 1 or who == _EVERY_RANK else "take"
-    waits = "waits" if verb == "takes" else "wait"
+    who, s = _who(ranks, world_size)
+    verb, waits = f"take{s}", f"wait{s}"
     where = f" {_DOES[part]}" if part is not None else ""
     late = ""
     if slowdown.first_gradient_later_ns is not None:
@@ -329,6 +328,13 @@ def _why(slowdown: StepSlowdown, world_size: int) -> str:
         SlowdownCause.PAGING: f"the memory of {who} is paged in from disk",
         SlowdownCause.UNKNOWN: "the cause is unknown",
     }[slowdown.cause]
+
+
+def _who(ranks: Sequence[int], world_size: int) -> tuple[str, str]:
+    """Return the ranks as the subject of a sentence, and the ending of its verb, which is empty for several ranks."""
+    if len(ranks) == world_size and world_size > 1:
+        return _EVERY_RANK, "s"
+    return ranks_in_words(ranks), "s" if len(ranks) == 1 else ""
 
 
 def pause_sentence(pause: Pause) -> str:
@@ -373,8 +379,8 @@ def _title(pause: Pause, num_ranks: int) -> str:
     which = "Some steps take" if pause.every is None else f"One in {pause.every} steps takes"
     if pause.part is None:
         return f"{which} much longer than other steps. The extra time is"
-    who = _EVERY_RANK if len(pause.ranks) == num_ranks else ranks_in_words(pause.ranks)
-    return f"{which} much longer: {who} {_SPENDS[pause.part]}. The extra time is"
+    (who, s), (verb, what) = _who(pause.ranks, num_ranks), _SPENDS[pause.part]
+    return f"{which} much longer: {who} {verb}{s} {what}. The extra time is"
 
 
 def _shorter(pause: Pause, view: View) -> tuple[str, Change | None]:
@@ -399,7 +405,8 @@ def _shorter(pause: Pause, view: View) -> tuple[str, Change | None]:
 
 def _keep_workers(view: View) -> Change | None:
     """Return the change that keeps the DataLoader's workers between epochs; ``None`` if none are restarted."""
-    restarted = next((one for one in training_loaders(view) if one.num_workers and not one.persistent_workers), None)
+    loaders = training_loaders(one.loaders for one in view.records.values())
+    restarted = next((one for one in loaders if one.num_workers and not one.persistent_workers), None)
     return None if restarted is None else loader_change(view.framework, restarted.num_workers, persistent=True)
 
 
@@ -439,11 +446,11 @@ _MOST_IN_TURN = 0.8
 
 _CAPTURE = "Profile such a step of the running job, to see what it does: ddpprof capture --when 'step>1.5x' RUN."
 _SPENDS = {
-    StepPart.DATA: "waits for batches",
-    StepPart.FORWARD: "takes longer in the forward pass",
-    StepPart.BACKWARD: "takes longer in the backward pass",
-    StepPart.OPTIMIZER: "takes longer in the optimizer",
-    StepPart.OTHER: "runs other code of the script",
+    StepPart.DATA: ("wait", "for batches"),
+    StepPart.FORWARD: ("take", "longer in the forward pass"),
+    StepPart.BACKWARD: ("take", "longer in the backward pass"),
+    StepPart.OPTIMIZER: ("take", "longer in the optimizer"),
+    StepPart.OTHER: ("run", "other code of the script"),
 }
 
 _MUCH = 0.05

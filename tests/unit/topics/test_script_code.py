@@ -131,3 +131,9 @@ def test_the_line_that_loads_data() -> None:
     view = View(2, None, shown={SCRIPT_CODE.name: (RankCode(0, 5, (CodeLine(LOG, 9, 1), CodeLine(LOAD, 0, 8))),)})
     assert slowest_line_of_data(view) == CodeLine(LOAD, 0, 8)
     assert slowest_line_of_data(View(2, None)) is None
+
+
+def test_a_line_that_autograd_also_runs_keeps_its_idle_time() -> None:
+    twice = RankCode(0, 5, (CodeLine(LOG, 30 * MS, 0), CodeLine(LOG, 0, 0, 5 * MS)))
+    view = View(2, None, shown={SCRIPT_CODE.name: (twice, RankCode(1, 5, ()))})
+    assert slowest_line_of(0, view) == ("train.py:7 in log", 30 * MS)

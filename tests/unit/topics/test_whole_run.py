@@ -441,6 +441,12 @@ def test_where_long_steps_take_longer_is_said(
     assert (found.change is not None) is (part is StepPart.DATA)
 
 
+def test_several_ranks_take_a_plural() -> None:
+    pause = Pause(PauseKind.UNKNOWN, 15, 3 * SECOND, 4, StepPart.OTHER, (0, 2))
+    (found,) = long_steps(WholeRun(110, 10, 10 * SECOND, (), pauses=(pause,)), View(4, 70_000_000))
+    assert found.title.startswith("One in 4 steps takes much longer: ranks 0, 2 run other code of the script. ")
+
+
 @pytest.mark.parametrize(
     ("uneven", "cores", "larger", "is_found"),
     [
