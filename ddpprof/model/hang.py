@@ -90,6 +90,8 @@ class Hint(StrEnum):
     """SIGTERM ended the rank before any other rank had ended"""
     CRASHED = "crashed"
     """a signal raised by the CPU ended the rank, such as SIGSEGV"""
+    CRASHED_AT_EXIT = "crashed-at-exit"
+    """such a signal ended the rank's process after its script had ended"""
     UNSEEN_END = "unseen-end"
     """it is not known how the rank's process ended"""
     ENDED_SILENTLY = "ended-silently"

@@ -12,6 +12,7 @@ from ddpprof.model.pulse import Activity, activity_word, usual_ns
 from ddpprof.model.record import error_in
 from ddpprof.monitor.evidence import RankEvidence
 from ddpprof.monitor.position import Position
+from ddpprof.topics.error_words import CRASHES
 from ddpprof.topics.failure import is_of_a_lost_peer
 
 UNREDUCED = "Expected to have finished reduction"
@@ -79,10 +80,9 @@ def hint_on_death(record: Record | None, seen: ProcessExit | None) -> Hint | Non
         return Hint.UNSEEN_END
     if seen.exit_code == -signal.SIGTERM:
         return Hint.TERMINATED
-    return Hint.CRASHED if -seen.exit_code in _OF_CRASHES else None
-
-
-_OF_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
+    if -seen.exit_code not in CRASHES:
+        return None
+    return Hint.CRASHED_AT_EXIT if record is not None and record.ended == "finished" else Hint.CRASHED
 
 
 def _has_static_graph(record: Record) -> bool:

@@ -118,6 +118,8 @@ def advice_on_error(said: str) -> str | None:
 _BY_A_SHELL = 128
 """a shell's exit code for a command that a signal ended is this number plus the signal's number"""
 _KILLED_WORKER = re.compile(r"DataLoader worker .* is killed by signal: Killed")
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
+"""signals that end a process because of a fault in its own code"""
 _LIMITS = {
     signal.SIGXCPU: "It reached its CPU time limit (see ulimit -t).",
     signal.SIGXFSZ: "It reached its file size limit (see ulimit -f).",

@@ -19,8 +19,8 @@ from ddpprof.model import DdpModule, ProcessExit, Record
 from ddpprof.model.backends import backend_of, refusal_of_shared_gpu
 from ddpprof.model.json_files import last_exit_of_job, oom_kills_seen
 from ddpprof.model.record import error_in
-from ddpprof.topics.error_words import NOT_KNOWN, advice_on_error, killer_sentence, shortened, signal_name
-from ddpprof.topics.hangs import SAME_COLLECTIVES
+from ddpprof.topics.error_words import CRASHES, NOT_KNOWN, advice_on_error, killer_sentence, shortened, signal_name
+from ddpprof.topics.hangs import CRASH_AT_EXIT, SAME_COLLECTIVES
 from ddpprof.words import listed, ranks_in_words
 
 _OF_A_LOST_PEER = re.compile(
@@ -76,6 +76,11 @@ class RankEnd:
         if self.error is not None or self.ended == "interrupted":
             return self.error is not None
         return self.exit_code not in (None, 0, -signal.SIGTERM)  # launchers send SIGTERM to the remaining ranks
+
+    @property
+    def died_at_exit(self) -> bool:
+        """Whether the process crashed after the end of the script."""
+        return self.ended == "finished" and -(self.exit_code or 0) in CRASHES
 
     @property
     def lost_a_connection(self) -> bool:
@@ -228,12 +233,8 @@ def _sentences(failure: Failure, found: Set[str]) -> Iterator[str]:
     named = _named(failure)
     if named is not None and (advice := _advice(named)) is not None:
         yield advice
-    if named is not None and _may_be_of_gloo(named):
-        for end in (named, *(end for end in rest if end.place is not None)):
-            inside = f"in {end.collective}" if end.collective else ""
-            at = f"at {clean(end.place)}" if end.place else ""
-            yield f"Rank {end.rank} was {', '.join(filter(None, (inside, at)))}."
-        yield f"Gloo aborts a process in this way if it receives more data than expected. {SAME_COLLECTIVES}"
+    if named is not None:
+        yield from _on_a_crash(named, rest)
     killer = None if first is None else killer_sentence(first.error, first.exit_code, first.num_oom_kills)
     if killer is not None:
         yield killer
@@ -261,6 +262,17 @@ def _sentences(failure: Failure, found: Set[str]) -> Iterator[str]:
         yield (
             "A collective times out when another rank does not take part in it: check what the other ranks were doing."
         )
+
+
+def _on_a_crash(named: RankEnd, others: Sequence[RankEnd]) -> Iterator[str]:
+    if named.died_at_exit:
+        yield CRASH_AT_EXIT
+    if _may_be_of_gloo(named):
+        for end in (named, *(end for end in others if end.place is not None)):
+            inside = f"in {end.collective}" if end.collective else ""
+            at = f"at {clean(end.place)}" if end.place else ""
+            yield f"Rank {end.rank} was {', '.join(filter(None, (inside, at)))}."
+        yield f"Gloo aborts a process in this way if it receives more data than expected. {SAME_COLLECTIVES}"
 
 
 def _advice(end: RankEnd) -> str | None:
@@ -335,7 +347,8 @@ def _how(end: RankEnd) -> str:
     if code == -signal.SIGKILL:
         return f"was killed by SIGKILL{_after(end)}"
     if code < 0:
-        return f"died of {signal_name(-code)}{_after(end)}"
+        died = f"died of {signal_name(-code)}"
+        return f"finished its script{_after(end)}, and then {died}" if end.died_at_exit else f"{died}{_after(end)}"
     if code > 0:
         return f"ended with exit code {code}{_after(end)}, without a message"
     return f"ended without a message{_after(end)}"

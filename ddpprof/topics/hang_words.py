@@ -11,7 +11,7 @@ from ddpprof.engine.frameworks import TRAIN_WITHIN_JOIN
 from ddpprof.layout import clean, count
 from ddpprof.model.hang import Fault, Hint, Standstill, Verdict
 from ddpprof.topics.error_words import advice_on_error, is_of_worker, killer_sentence, shortened, signal_name
-from ddpprof.topics.hangs import SAME_COLLECTIVES, SKIP_TOGETHER, ZERO_LOSS
+from ddpprof.topics.hangs import CRASH_AT_EXIT, SAME_COLLECTIVES, SKIP_TOGETHER, ZERO_LOSS
 from ddpprof.words import listed, ranks_in_words
 
 _MOST_NAMES = 6
@@ -45,6 +45,7 @@ _WHAT_BY_HINT = {
     Hint.LATE_FOR_BARRIER: "rank {rank} did not reach a monitored_barrier() in time",
     Hint.ENDED_SILENTLY: "rank {rank} has ended before the other ranks, probably with exit code 0",
     Hint.OTHER_AMOUNT: "rank {rank} calls a collective with a different amount of data than the other ranks",
+    Hint.CRASHED_AT_EXIT: "rank {rank} finished its script, and then died",
     Hint.TIMED_OUT: "rank {rank} did not take part in any collective before the other ranks' collectives timed out",
 }
 """what happened, for hints whose text differs from that of their fault"""
@@ -139,6 +140,8 @@ _DO_BY_HINT = {
     Hint.CRASHED: """
         C code crashed: check the line above and the libraries that it calls. rank-{rank}.crash.txt in the run has the
         stacks of all threads, and `dmesg` may name the library.""",
+    Hint.CRASHED_AT_EXIT: f"""
+        {CRASH_AT_EXIT} rank-{{rank}}.crash.txt in the run may have the stacks of all threads.""",
     Hint.ENDED_SILENTLY: """
         Its launcher recorded that other ranks failed, but not that this rank failed: look for os._exit(0), and for code
         that ends the process without an error.""",

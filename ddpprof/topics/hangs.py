@@ -143,6 +143,11 @@ def skipped_backward(risks: HangRisks, view: View) -> Iterator[Finding]:
     )
 
 
+CRASH_AT_EXIT = (
+    "C code crashed while Python was exiting. With gloo, torch aborts a process in this way if the script ends "
+    "within milliseconds of its last backward pass (pytorch/pytorch#179291): add time.sleep(1) at its end."
+)
+"""explains why a rank died after the end of its script, and says what to do"""
 SAME_COLLECTIVES = (
     "Every rank must call the same collectives in the same order, with the same amount of data: look for conditions "
     "around them that depend on the rank or its batch, and for sizes that depend on the batch, such as a smaller last "

@@ -320,6 +320,14 @@ def test_what_is_known_of_a_rank_that_died_without_a_word(exit_code: int | None,
     assert (verdict.fault, verdict.rank, verdict.hint) == (Fault.DIED, 1, hint)
 
 
+def test_a_rank_that_crashed_after_its_script_had_ended() -> None:
+    """Such as torch's abort of gloo's threads while Python exits."""
+    crashed = ProcessExit(-6, rank=0, pid=1, host="a")
+    verdict = judge_records([replace_struct(record(0), ended="finished", pid=1, host="a", num_steps=6)], [crashed])
+    assert verdict is not None
+    assert (verdict.fault, verdict.rank, verdict.hint) == (Fault.DIED, 0, Hint.CRASHED_AT_EXIT)
+
+
 def test_of_ranks_that_sigterm_ended_the_first_is_to_blame() -> None:
     """Its launcher then ends the others by the same signal."""
     ends = [ProcessExit(-15, rank=number, unix_ns=at) for number, at in ((0, 200), (1, 100))]

@@ -19,6 +19,7 @@ from ddpprof.render.sections import sections
 from ddpprof.render.sections.overview import finding_list, verdict
 from ddpprof.render.terminal import render_terminal
 from ddpprof.topics.failure import Failure, RankEnd, failure_lines
+from ddpprof.topics.hangs import CRASH_AT_EXIT
 
 KILLED_WORKER = "DataLoader worker (pid 7) is killed by signal: Killed."
 LOST = (
@@ -198,6 +199,14 @@ def test_where_the_ranks_were_when_gloo_aborted_one() -> None:
     assert died == "The job failed: rank 0 died of SIGABRT after 31 steps."
     assert (own, other) == ("Rank 0 was in all_reduce, at a.py:8 in f.", "Rank 1 was in broadcast, at a.py:9 in f.")
     assert why.startswith("Gloo aborts a process in this way if it receives more data than expected. Every rank must")
+
+
+def test_a_process_that_crashed_after_its_script_had_ended() -> None:
+    assert told(Failure(end(0, "finished", 6, -6), (), (end(1, "finished", 6, -15),))) == [
+        "The job failed: rank 0 finished its script after 6 steps, and then died of SIGABRT.",
+        CRASH_AT_EXIT,
+    ]
+    assert told(Failure(end(0, "finished", 6, -9), (), ()))[0].endswith("rank 0 was killed by SIGKILL after 6 steps.")
 
 
 @pytest.mark.parametrize(
