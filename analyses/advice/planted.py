@@ -46,6 +46,10 @@ PLANTS = {
     "anomaly": Plant(("debugging-setting",), ("transformer", "convnet")),
     "discarded": Plant(("gradients-discarded",), ("gan",), (None, 1), is_mended_by_ddpprof=False),
     "uneven": Plant(("uneven-work",), ("mlp", "transformer"), is_mended_by_ddpprof=False),
+    "exchange": Plant(("layer-collectives",), ("mlp", "transformer"), (None, 1), is_mended_by_ddpprof=False),
+    "sharded_optimizer": Plant(("optimizer-broadcasts",), ("mlp", "transformer"), (1,), is_mended_by_ddpprof=False),
+    "gradient_hooks": Plant(("code-in-backward",), ("mlp", "transformer"), is_mended_by_ddpprof=False),
+    "late_stem": Plant(("late-parameter",), ("mlp",), (1,), is_mended_by_ddpprof=False),
     "straggler": Plant(("straggler", "slow-rank"), ("mlp", "convnet"), (None, 1), is_mended_by_ddpprof=False),
 }
 """what is planted, by its name"""

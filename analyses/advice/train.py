@@ -16,6 +16,7 @@ from typing import Any, Never
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
@@ -66,12 +67,62 @@ class WithStatistics(nn.Module):
         return outputs + 0 * sum(norm.weight.sum() + norm.bias.sum() for norm in self.norms)
 
 
+class WithHeads(nn.Module):
+    """A model with two heads that take turns, and with a stem.
+
+    DDP must search for unused parameters, so it fills buckets in reverse order of definition. If the stem is defined
+    last, the first bucket waits for the gradient that comes last.
+    """
+
+    def __init__(self, module: nn.Module, *, stem_is_last: bool) -> None:
+        super().__init__()
+        if not stem_is_last:
+            self.stem = nn.Linear(512, 512)
+        self.module = module
+        self.heads = nn.ModuleList(nn.Linear(512, 512) for _ in range(2))
+        if stem_is_last:
+            self.stem = nn.Linear(512, 512)
+        self.num_forwards = 0
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        self.num_forwards += 1
+        return self.heads[self.num_forwards % 2](self.module(self.stem(inputs)))
+
+
+class Exchange(torch.autograd.Function):
+    """Subtract the mean over the batches of all ranks, as SyncBatchNorm does."""
+
+    @staticmethod
+    def forward(_context: Any, inputs: torch.Tensor) -> torch.Tensor:
+        mean = inputs.flatten(0, -2).mean(0)
+        dist.all_reduce(mean)
+        return inputs - mean / dist.get_world_size()
+
+    @staticmethod
+    def backward(_context: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        mean = gradient.flatten(0, -2).mean(0)
+        dist.all_reduce(mean)
+        return gradient - mean / dist.get_world_size()
+
+
+def exchange(_layer: nn.Module, _inputs: Any, outputs: torch.Tensor) -> torch.Tensor:
+    return Exchange.apply(outputs)
+
+
+def clipped(gradient: torch.Tensor) -> torch.Tensor:
+    """Limit each value to ten times the median, as a hook on every parameter."""
+    limit = 10 * gradient.abs().median().item()
+    return gradient.clamp(-limit, limit)
+
+
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "one_bucket": {"bucket_cap_mb": 1000},
     "tiny_buckets": {"bucket_cap_mb": 0.02},
     "unused_search": {"find_unused_parameters": True},
     "same_unused": {"find_unused_parameters": True},
 }
+SEARCHES = {"late_stem": {"find_unused_parameters": True}}
+"""arguments that the mended script has, too"""
 WRAPPED = {"same_unused": WithUnused, "buffers": WithStatistics}
 
 
@@ -97,16 +148,12 @@ def main() -> None:
     if given.model == "gan":
         train_gan(is_wasteful=plant == "discarded")
     training = Training(given.model)
-    if given.plant in WRAPPED:
-        training.model.module = WRAPPED[given.plant](training.model.module)
-    if given.plant == "dense_embeddings" and given.mended:
-        for table in training.model.module.tables:
-            table.sparse = True
-    training.wrap_anew(**ARGUMENTS.get(plant or "", {}))
-    if given.plant == "dense_embeddings":
-        training.optimizer = torch.optim.SGD(training.model.parameters(), lr=1e-4)
-    else:
-        training.optimizer = torch.optim.SGD(training.model.parameters(), lr=1e-4, momentum=0.9)
+    change_model(training.model, given.plant, is_mended=given.mended)
+    training.wrap_anew(**ARGUMENTS.get(plant or "", {}), **SEARCHES.get(given.plant or "", {}))
+    if plant == "gradient_hooks":
+        for parameter in training.model.parameters():
+            parameter.register_hook(clipped)
+    training.optimizer = optimizer_of(training.model, given.plant, is_mended=given.mended)
     batches = iter(DataLoader(SlowBatches(), batch_size=1)) if given.plant == "slow_loader" else None
     sizes = random.Random(0 if given.mended else dist.get_rank()) if given.plant == "uneven" else None
     inputs, targets = training.inputs, training.targets
@@ -115,6 +162,27 @@ def main() -> None:
             size = int(sizes.uniform(SMALLEST_BATCH, 1) * len(inputs))
             training.inputs, training.targets = inputs[:size], targets[: size * len(targets) // len(inputs)]
         step(training, plant, batches)
+
+
+def change_model(ddp: DistributedDataParallel, plant: str | None, *, is_mended: bool) -> None:
+    """Change the model that is planted in: what it wraps, and hooks of its layers."""
+    if plant in WRAPPED:
+        ddp.module = WRAPPED[plant](ddp.module)
+    if plant == "late_stem":
+        ddp.module = WithHeads(ddp.module, stem_is_last=not is_mended)
+    if plant == "dense_embeddings" and is_mended:
+        for table in ddp.module.tables:
+            table.sparse = True
+    if plant == "exchange" and not is_mended:
+        for layer in ddp.module.modules():
+            if isinstance(layer, nn.Linear | nn.LayerNorm):
+                layer.register_forward_hook(exchange)
+
+
+def optimizer_of(model: nn.Module, plant: str | None, *, is_mended: bool) -> torch.optim.Optimizer:
+    if plant == "sharded_optimizer" and not is_mended:
+        return ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=1e-4, momentum=0.9)
+    return torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.0 if plant == "dense_embeddings" else 0.9)
 
 
 def train_gan(*, is_wasteful: bool) -> Never:

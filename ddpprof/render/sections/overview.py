@@ -33,7 +33,7 @@ from ddpprof.topics.bound import bound_remarks
 from ddpprof.topics.failure import failure_lines, failure_sentence
 from ddpprof.topics.steps.measure import StepReport
 from ddpprof.topics.steps.timeline import Timeline, typical_lanes
-from ddpprof.topics.steps.view import left_out, recording_cost_line, step_bars, unusual_steps_line
+from ddpprof.topics.steps.view import left_out, mean_parts, recording_cost_line, step_bars, unusual_steps_line
 from ddpprof.topics.whole_run import hang_line, whole_run_line
 
 FINDINGS = "Findings"
@@ -138,9 +138,21 @@ def change_nothing(report: Report) -> str:
         return _TRACES_CANNOT_TELL
     if _lacks_profiled_steps(report):
         return "Change nothing yet: this run has no profiled steps, which most rules need."
-    if report.findings or report.data_parallel:
-        return "Change nothing: no finding is beyond noise."
-    return f"Change nothing: {_otherwise(report)}"
+    why = _ALL_NOISE if report.findings or report.data_parallel else _otherwise(report)
+    return f"{why}{_own_computation(report)}"
+
+
+def _own_computation(report: Report) -> str:
+    """Return a sentence if most of the step is computation: a step without findings may still be slow."""
+    parts = mean_parts(report)
+    computing_ns = sum(parts.get(name, 0) for name in _COMPUTATION)
+    if not parts or computing_ns <= sum(parts.values()) / 2:
+        return ""
+    share = percent(computing_ns / sum(parts.values()))
+    return f" {share} of the step is computation of the model and the optimizer. ddpprof does not judge its efficiency."
+
+
+_COMPUTATION = ("forward_ns", "backward_ns", "optimizer_ns")
 
 
 def _undecided(report: Report) -> str:
@@ -225,8 +237,8 @@ def longer_recording(report: Report, finding: Finding) -> str:
 
 _ALL_NOISE = "No finding is beyond noise."
 _FAILED = "No findings in the steps recorded before the failure."
-_NOTHING = "There is nothing to gain: no rule found a saving of more than 1% of the step."
-_NOTHING_OF_DDP = "No rule found a setting that would save more than 1% of the step."
+_NOTHING = "No rule found a change that saves more than 1% of the step."
+_NOTHING_OF_DDP = "No rule found a setting that saves more than 1% of the step."
 _NOT_RECORDED = (
     "These traces have no findings: most rules need data that only ddpprof records (buckets, parameters, data "
     "loaders). Record it with: ddpprof trace train.py"

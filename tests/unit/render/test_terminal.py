@@ -156,7 +156,7 @@ def test_many_buckets_are_cut_and_it_says_so() -> None:
 
 
 def test_nothing_to_gain_is_said() -> None:
-    assert "There is nothing to gain" in drawn(report(findings=()))
+    assert "No rule found a change" in drawn(report(findings=()))
 
 
 def test_light_recording_does_not_claim_that_there_is_nothing_to_gain() -> None:
@@ -166,7 +166,7 @@ def test_light_recording_does_not_claim_that_there_is_nothing_to_gain() -> None:
 def test_without_a_record_it_does_not_claim_that_there_is_nothing_to_gain() -> None:
     made = report(findings=())
     text = drawn(replace(made, job=replace(made.job, modules=(), world_size=None)))
-    assert "There is nothing to gain" not in text
+    assert "No rule found a change" not in text
     assert "most rules need data that only ddpprof records" in text
     assert "· 2 ranks ·" in text
 

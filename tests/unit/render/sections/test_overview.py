@@ -158,6 +158,7 @@ CERTAIN = Finding("idle-for-data", "Training waits for its DataLoader", "why", "
 BOUND = Finding("buckets-too-large", "Bucket 0 holds 90% of the gradients", "why", "Split it.", 9_000_000)
 
 
+OWN = "76% of the step is computation of the model and the optimizer. ddpprof does not judge its efficiency."
 HOOK = Change(ChangeKind.COMM_HOOK, {"fp16_compress_hook": True}, "the hook", is_lossy=True)
 
 
@@ -178,7 +179,7 @@ HOOK = Change(ChangeKind.COMM_HOOK, {"fp16_compress_hook": True}, "the hook", is
             id="what-was-predicted",
         ),
         pytest.param((BOUND,), {}, "Use ddpprof tune to measure it.", id="nothing-leads-without-a-prediction"),
-        pytest.param((replace(CERTAIN, is_noise=True),), {}, "Change nothing: no finding is beyond noise.", id="noise"),
+        pytest.param((replace(CERTAIN, is_noise=True),), {}, f"No finding is beyond noise. {OWN}", id="noise"),
         pytest.param(
             (replace(CERTAIN, is_noise=True, gain_ns=9_000_000, longer_recording="--steps 50"),),
             {},
@@ -202,7 +203,7 @@ HOOK = Change(ChangeKind.COMM_HOOK, {"fp16_compress_hook": True}, "the hook", is
             "predicted from this run. Measure it with ddpprof try --finding 1 --allow-lossy.",
             id="worth-trying-but-lossy",
         ),
-        pytest.param((), {}, "no rule found a saving of more than 1% of the step.", id="nothing"),
+        pytest.param((), {}, f"saves more than 1% of the step. {OWN}", id="nothing"),
         pytest.param((), {"failure": FAILED}, "Exposed communication was 7.45 ms of it, 11%.", id="failed"),
         pytest.param(
             (replace(CERTAIN, title="4 threads share 2 cores", gain_ns=None),),
