@@ -121,7 +121,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "unused_search": {"find_unused_parameters": True},
     "same_unused": {"find_unused_parameters": True},
 }
-SEARCHES = {"late_stem": {"find_unused_parameters": True}}
+SEARCHES = {"late_stem": {"find_unused_parameters": True, "bucket_cap_mb": 4}}
 """arguments that the mended script has, too"""
 WRAPPED = {"same_unused": WithUnused, "buffers": WithStatistics}
 

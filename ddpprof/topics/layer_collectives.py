@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ddpprof.engine.finding import Finding, only_known, sync_batch_norm_change
 from ddpprof.engine.numbers import Number
 from ddpprof.engine.topic import Topic, View
-from ddpprof.intervals import subtract, union_of
+from ddpprof.intervals import Spans, subtract, union_of
 from ddpprof.layout import in_ms
 from ddpprof.model import UNKNOWN, CollectiveKind, DdpModule, Mark, Phase, Rank, RecordedStep, Trace
 from ddpprof.topics.buckets.steps import gradient_hooks
@@ -55,8 +55,7 @@ def measure_layer_calls(trace: Trace, step: int, recorded: RecordedStep | None =
     `recorded`: the step in ddpprof's record.
     """
     comm = trace.collectives
-    in_step = (comm.step == step) & (comm.launched_ns != UNKNOWN)
-    forward, backward = _in_forward(trace, in_step, recorded), _in_backward(trace, in_step)
+    forward, backward = _in_forward(trace, _in_step(trace, step), recorded), _in_backward(trace, step)
     rows = np.sort(np.concatenate((forward, backward)))
     if not len(rows):
         return None
@@ -66,6 +65,16 @@ def measure_layer_calls(trace: Trace, step: int, recorded: RecordedStep | None =
     return LayerCalls(layer, len(forward), len(backward), spans.total_ns, exposed.total_ns)
 
 
+def collectives_in_backward(trace: Trace, step: int) -> Spans:
+    """Return the times at which collectives run that layers call in the backward pass of the step with index `step`."""
+    return union_of(trace.collectives, _in_backward(trace, step))
+
+
+def _in_step(trace: Trace, step: int) -> NDArray[np.bool_]:
+    comm = trace.collectives
+    return np.asarray((comm.step == step) & (comm.launched_ns != UNKNOWN))
+
+
 def _in_forward(trace: Trace, in_step: NDArray[np.bool_], recorded: RecordedStep | None) -> NDArray[np.int64]:
     comm = trace.collectives
     is_ddps = spans_of_ddp(trace, recorded).contains(comm.launched_ns) | (comm.kind == CollectiveKind.BROADCAST)
@@ -73,14 +82,14 @@ def _in_forward(trace: Trace, in_step: NDArray[np.bool_], recorded: RecordedStep
     return rows[~barriers(trace).contains(comm.launched_ns[rows])]
 
 
-def _in_backward(trace: Trace, in_step: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _in_backward(trace: Trace, step: int) -> NDArray[np.int64]:
     """Return the rows launched by autograd nodes; none if the trace has no gradient hooks, or uses FSDP."""
     comm, hooks = trace.collectives, gradient_hooks(trace)
     if not len(hooks) or (trace.host_spans.mark == Mark.SHARDED).any():
         return np.empty(0, np.int64)
     by_hook = union_of(trace.host_spans, hooks).contains(comm.launched_ns)
     by_node = marked_spans(trace, Mark.BACKWARD).contains(comm.launched_ns)
-    return np.flatnonzero(in_step & (comm.phase == Phase.BACKWARD) & by_node & ~by_hook)
+    return np.flatnonzero(_in_step(trace, step) & (comm.phase == Phase.BACKWARD) & by_node & ~by_hook)
 
 
 def _layer(trace: Trace, forward: NDArray[np.int64], backward: NDArray[np.int64]) -> str | None:

@@ -2,7 +2,7 @@ r"""Find the lines of the script whose own Python code takes time in a step.
 
     idle of a line = |samples of the line ∩ idle gaps of at least 0.5 ms|, median over steps
     data of a line = |samples of the line ∩ waiting for data|, median over steps
-    backward of a line = |samples of the line in a backward pass ∩ step|, median over steps
+    backward of a line = |samples of the line in a backward pass ∩ step \ collectives of layers|, median over steps
 
 An idle gap is a time in which no operator runs on the accelerator or, in training on CPU, on the training thread.
 Shorter gaps are the overhead of the operators themselves. A sample of a function of PyTorch or of a framework does not
@@ -21,9 +21,11 @@ from numpy.typing import NDArray
 from ddpprof.engine.finding import Finding, only_known
 from ddpprof.engine.numbers import Number
 from ddpprof.engine.topic import Topic, View
-from ddpprof.intervals import Spans
+from ddpprof.intervals import Spans, subtract
 from ddpprof.layout import in_ms
 from ddpprof.model import Rank, Trace
+from ddpprof.model.backends import is_accelerator
+from ddpprof.topics.layer_collectives import collectives_in_backward
 from ddpprof.topics.steps.breakdown import split_step
 
 _SHORTEST_GAP_NS = 500_000
@@ -97,7 +99,7 @@ def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
     idle_ns, data_ns, most_ns = np.median(idle, axis=0), np.median(data, axis=0), np.max(idle, axis=0)
     is_own = ~np.array(samples.is_in_framework, bool)
     is_in_backward = np.array(samples.is_in_backward or np.zeros(len(is_own)), bool)
-    whole = [by_line(_span_of(trace, step)) for step in steps]
+    whole = [by_line(_without_collectives(rank, trace, step)) for step in steps]
     backward_ns = np.where(is_in_backward, np.median(whole, axis=0), 0)
     own = np.flatnonzero(is_own & ~is_in_backward).tolist()
     lines = [CodeLine(samples.lines[index], int(idle_ns[index]), int(data_ns[index])) for index in own]
@@ -114,10 +116,13 @@ def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
     )
 
 
-def _span_of(trace: Trace, step: int) -> Spans:
-    """Return the step on the host."""
+def _without_collectives(rank: Rank, trace: Trace, step: int) -> Spans:
+    """Return the step on the host, without the times at which the host waits for collectives that layers call."""
     span = trace.steps[step]
-    return Spans(np.array([span.start_ns]), np.array([span.end_ns]))
+    whole = Spans(np.array([span.start_ns]), np.array([span.end_ns]))
+    if rank.record is None or is_accelerator(rank.record.device):
+        return whole
+    return subtract(whole, collectives_in_backward(trace, step))
 
 
 def _long(idle: Spans) -> Spans:

@@ -18,19 +18,21 @@ from ddpprof.engine.finding import (
     at_most,
     bucket_change,
     equal_caps,
+    hoped_for,
     only_known,
     since_torch,
     size,
 )
 from ddpprof.engine.frameworks import accumulation, compression, ddp_argument, without_ddp_argument
 from ddpprof.engine.topic import Topic, View
-from ddpprof.layout import in_ms
+from ddpprof.layout import count, in_ms
 from ddpprof.model import DdpModule
 from ddpprof.model.backends import Compression, backend_of
 from ddpprof.model.ddp_module import DEFAULT_CAP_MIB, DEFAULT_FIRST_CAP_MIB, MIB, Caps, buckets_under, is_rebuilt
 from ddpprof.topics.buckets.steps import BucketRow
 from ddpprof.topics.buckets.traced import RankBuckets, buckets_of_rank
 from ddpprof.topics.buckets.view import BUCKET_TABLE, bucket_tables
+from ddpprof.topics.unused_parameters import searches, uses_everything
 
 Rows = Sequence[BucketRow]
 """gradient buckets of all DDP modules"""
@@ -344,35 +346,52 @@ def _sizes(num_bytes: Sequence[int]) -> str:
 
 
 def late_parameter(rows: Rows, view: View) -> Iterator[Finding]:
-    """Report a bucket that waits for a single late gradient, and so delays later buckets, which DDP launches in order.
+    """Report a late gradient that delays its bucket, and with it later buckets, because DDP launches them in order.
 
     Compiled models are excluded, because the late gradient may come from another graph, which `compiled_graphs`
-    reports.
+    reports. So are needless searches for unused parameters: without the search, DDP orders the buckets itself.
     """
     if view.is_compiled or view.exposed_ns is None:
         return
     for module, buckets in _gradient_buckets(rows, view):
-        for position, bucket in enumerate(buckets[:-1]):
-            delay = bucket.slowest_parameter_delay_ns
-            if delay is None or bucket.launched_ns is None or bucket.slowest_parameter is None:
-                continue
-            waiting = [
-                b.launched_ns - b.ready_ns
-                for b in buckets[position + 1 :]
-                if b.launched_ns is not None and b.ready_ns is not None and b.ready_ns < bucket.launched_ns
-            ]
-            gain = min(view.exposed_ns, bucket.num_passes * min(delay, max(waiting, default=0)))
-            if view.worth(gain):
-                yield Finding(
-                    "late-parameter",
-                    f"{bucket.slowest_parameter} delays {len(waiting) + 1} buckets",
-                    f"its gradient is ready {in_ms(delay)} after the rest of bucket {bucket.index}; later buckets "
-                    f"are ready but wait up to {in_ms(max(waiting))}, because DDP launches buckets in order",
-                    _reorder(module, bucket.slowest_parameter),
-                    gain,
-                    subject={"parameter": bucket.slowest_parameter, "bucket": bucket.index},
-                    numbers=only_known(late_ns=delay, waiting_ns=max(waiting), num_buckets=len(waiting) + 1),
-                )
+        if searches(module) and uses_everything(module):
+            continue
+        bucket, waiting = max(_blocking(buckets), key=lambda one: max(one[1]), default=(None, ()))
+        if bucket is None:
+            continue
+        bound = min(view.exposed_ns, bucket.num_passes * max(waiting))
+        in_order = None if is_rebuilt(module) else view.predictions.without_unused_search
+        gain_ns, predicted = hoped_for(bound, in_order)
+        if view.worth(gain_ns, predicted):
+            yield Finding(
+                "late-parameter",
+                f"{bucket.slowest_parameter} delays {len(waiting) + 1} buckets",
+                f"its gradient is the last of bucket {bucket.index}, for which {count(len(waiting), 'bucket')} "
+                f"{'waits' if len(waiting) == 1 else 'wait'} up to {in_ms(max(waiting))}, because DDP launches buckets "
+                "in order",
+                _reorder(module, bucket.slowest_parameter or ""),
+                gain_ns,
+                predicted=predicted,
+                cause_ns=bound,
+                subject={"parameter": bucket.slowest_parameter or "", "bucket": bucket.index},
+                numbers=only_known(waiting_ns=max(waiting), num_buckets=len(waiting) + 1),
+            )
+
+
+def _blocking(buckets: Sequence[BucketRow]) -> Iterator[tuple[BucketRow, Sequence[int]]]:
+    """Yield buckets for which later buckets wait, and for how long each of these waits, ns.
+
+    A bucket that itself waits for an earlier bucket does not count.
+    """
+    before_ns = 0
+    for position, bucket in enumerate(buckets):
+        if bucket.ready_ns is None or bucket.slowest_parameter is None or bucket.ready_ns <= before_ns:
+            continue
+        ready = [one.ready_ns for one in buckets[position + 1 :] if one.ready_ns is not None]
+        waiting = [bucket.ready_ns - max(ns, before_ns) for ns in ready if ns < bucket.ready_ns]
+        if waiting:
+            yield bucket, waiting
+        before_ns = bucket.ready_ns
 
 
 def _reorder(module: DdpModule, parameter: str) -> str:
@@ -382,9 +401,9 @@ def _reorder(module: DdpModule, parameter: str) -> str:
             "Make gradients become ready in the same order in the first step as in all later steps, on every rank."
         )
     return (
-        f"Define {parameter} earlier in the model: with find_unused_parameters=True, DDP fills its buckets in "
-        "reverse order of definition. Without it, or with static_graph=True, DDP uses the order in which gradients "
-        "become ready."
+        f"Define {parameter} earlier in the model, in the order in which forward uses the layers: with "
+        "find_unused_parameters=True, DDP fills its buckets in reverse order of definition. Without it, or with "
+        "static_graph=True, DDP uses the order in which gradients become ready."
     )
 
 

@@ -216,7 +216,7 @@ def test_one_change_is_advised_once() -> None:
 def test_what_no_change_of_settings_mends_keeps_its_bound() -> None:
     o = observed(of_mib([1, 1], [2], [2]), LATE, exposed_ns=30 * MS, predictions=UNCHANGED)
     finding: Finding = only(o)
-    assert (finding.rule, finding.gain_ns, finding.predicted) == ("late-parameter", 16 * MS, None)
+    assert (finding.rule, finding.gain_ns, finding.predicted) == ("late-parameter", 15 * MS, None)
 
 
 SEARCHING = {"find_unused_parameters": True, "unused": (), "num_lacking_passes": 0}

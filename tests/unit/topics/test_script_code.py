@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tables import record, trace
+from tables import collective, record, trace
 
 from ddpprof.engine.topic import View
 from ddpprof.model import CodeSamples, Mark, Phase, Rank
@@ -73,6 +73,20 @@ def test_lines_that_autograd_runs_take_their_whole_time() -> None:
         assert found is not None
         assert found.lines[0] == CodeLine(HOOK, 0, 0, 8 * MS)
         assert (found.backward_ns, found.idle_ns) == (8 * MS, 7 * MS)
+
+
+@pytest.mark.parametrize(("device", "expected_ms"), [("cpu", 5), ("cuda", 8)])
+def test_waiting_for_collectives_of_layers_is_not_the_code_of_the_backward_pass(device: str, expected_ms: int) -> None:
+    """An autograd function all-reduces from 5 to 8 ms; on an accelerator, the host does not wait for it."""
+    node = "autograd::engine::evaluate_function: ExchangeBackward"
+    hook = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+    marks = [(Mark.BACKWARD, 4 * MS, 12 * MS, 0, 1), (Mark.BACKWARD, 13 * MS, 14 * MS, 0, 2)]
+    exchange = collective(5 * MS, 8 * MS, launched=5 * MS, phase=Phase.BACKWARD)
+    made = trace([(0, 20 * MS)], comm=[exchange], host=marks, names=("x", node, hook), epoch=1000)
+    samples = msgspec.structs.replace(SAMPLES, lines=(LOG, LOAD, HOOK), is_in_backward=(False, False, True))
+    found = measure_code(Rank(0, made, record(code_samples=samples, device=device)), [0])
+    assert found is not None
+    assert found.backward_ns == expected_ms * MS
 
 
 def test_the_finding_on_hooks_and_checkpointing() -> None:

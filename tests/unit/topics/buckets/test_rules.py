@@ -8,6 +8,7 @@ from msgspec import structs
 from observations import HELD, LATE, MS, observed, of_mib, only
 from tables import ddp_module
 
+from ddpprof.engine.finding import Predicted, Predictions
 from ddpprof.engine.topic import View
 from ddpprof.model import DdpModule
 from ddpprof.report.topics import find_all
@@ -224,19 +225,38 @@ def test_first_bucket_late(module: DdpModule, known: Any, advice: str | None) ->
 @pytest.mark.parametrize(
     ("known", "exposed_ns", "gain_ns"),
     [
-        pytest.param(LATE, 30 * MS, 16 * MS, id="what-the-next-bucket-waited"),
-        pytest.param([{**LATE[0], "slowest_parameter_delay_ns": 7 * MS}, *LATE[1:]], 30 * MS, 7 * MS, id="its-delay"),
+        pytest.param(LATE, 30 * MS, 15 * MS, id="what-the-next-bucket-waited"),
+        pytest.param([{**LATE[0], "slowest_parameter_delay_ns": MS}, *LATE[1:]], 30 * MS, 15 * MS, id="a-late-layer"),
         pytest.param(LATE, 5 * MS, 5 * MS, id="never-more-than-is-exposed"),
         pytest.param(LATE, MS - 1, None, id="below-one-percent"),
         pytest.param(LATE, None, None, id="exposed-not-measured"),
         pytest.param([LATE[0], {**LATE[1], "ready_ns": 40 * MS}, LATE[2]], 30 * MS, None, id="nobody-waited"),
-        pytest.param([{**LATE[0], "slowest_parameter_delay_ns": None}, *LATE[1:]], 30 * MS, None, id="delay-not-known"),
+        pytest.param([{**LATE[0], "slowest_parameter": None}, *LATE[1:]], 30 * MS, None, id="parameter-not-known"),
     ],
 )
 def test_late_parameter(known: Any, exposed_ns: int | None, gain_ns: int | None) -> None:
     findings = find_all(observed(HELD, known, exposed_ns=exposed_ns))
     assert [(f.rule, f.gain_ns) for f in findings] == ([] if gain_ns is None else [("late-parameter", gain_ns)])
     assert all(f.title == "p1 delays 2 buckets" for f in findings)
+
+
+def test_of_buckets_in_a_row_the_one_that_all_wait_for_is_named() -> None:
+    """Bucket 0 has the gradients of the first layer, which come last; all others are ready one after the other."""
+    names = ("stem", "p4", "p3", "p2")
+    known = [{"ready_ns": t * MS, "launched_ns": 240 * MS, "slowest_parameter": name, "slowest_parameter_delay_ns": MS}
+             for t, name in zip((240, 50, 90, 130), names, strict=True)]  # fmt: skip
+    searching = of_mib([3], [4], [4], [4], find_unused_parameters=True, num_lacking_passes=9, unused=("head",))
+    (found,) = (
+        one for one in find_all(observed(searching, known, exposed_ns=245 * MS)) if one.rule == "late-parameter"
+    )
+    assert (found.title, found.gain_ns) == ("stem delays 4 buckets", 190 * MS)
+    in_order = Predictions(without_unused_search=Predicted(152 * MS, 120 * MS, 200 * MS))
+    found = next(one for one in find_all(observed(searching, known, exposed_ns=245 * MS, predictions=in_order)))
+    assert (found.rule, found.predicted) == ("late-parameter", Predicted(152 * MS, 120 * MS, 190 * MS))
+    needless = of_mib([3], [4], [4], [4], find_unused_parameters=True, num_lacking_passes=0, unused=())
+    rules = {one.rule for one in find_all(observed(needless, known, exposed_ns=245 * MS))}
+    assert "find-unused-for-nothing" in rules
+    assert "late-parameter" not in rules
 
 
 def test_the_advice_on_a_late_parameter_depends_on_how_ddp_orders_buckets() -> None:
