@@ -50,6 +50,7 @@ PLANTS = {
     "sharded_optimizer": Plant(("optimizer-broadcasts",), ("mlp", "transformer"), (1,), is_mended_by_ddpprof=False),
     "gradient_hooks": Plant(("code-in-backward",), ("mlp", "transformer"), is_mended_by_ddpprof=False),
     "late_stem": Plant(("late-parameter",), ("mlp",), (1,), is_mended_by_ddpprof=False),
+    "one_graph": Plant(("compiled-graphs",), ("mlp", "transformer"), (1,)),
     "straggler": Plant(("straggler", "slow-rank"), ("mlp", "convnet"), (None, 1), is_mended_by_ddpprof=False),
 }
 """what is planted, by its name"""

@@ -173,6 +173,9 @@ def change_model(ddp: DistributedDataParallel, plant: str | None, *, is_mended: 
     if plant == "dense_embeddings" and is_mended:
         for table in ddp.module.tables:
             table.sparse = True
+    if plant == "one_graph":
+        torch._dynamo.config.optimize_ddp = is_mended  # type: ignore[assignment]
+        ddp.module = torch.compile(ddp.module, backend="aot_eager")
     if plant == "exchange" and not is_mended:
         for layer in ddp.module.modules():
             if isinstance(layer, nn.Linear | nn.LayerNorm):

@@ -30,6 +30,7 @@ from ddpprof.model.record import (
     RpcCall,
     StepMode,
     UnaveragedParameters,
+    UntrainedParameters,
     UnusualCollective,
 )
 from ddpprof.model.tables import (
@@ -92,6 +93,7 @@ __all__ = [
     "TimesTable",
     "Trace",
     "UnaveragedParameters",
+    "UntrainedParameters",
     "UnusualCollective",
     "Work",
 ]

@@ -13,7 +13,10 @@ import msgspec
 from msgspec import Struct
 
 _FRAME = re.compile(r"(.*):(\d+) in (.*)")
-_OF_LIBRARIES = re.compile(r"/site-packages/|/dist-packages/|/lib/python3(?:\.\d+)?/|<frozen |/ddpprof/record/")
+_OF_LIBRARIES = re.compile(
+    r"/site-packages/|/dist-packages/|/lib/python3(?:\.\d+)?/|<frozen |/ddpprof/record/|<eval_with_key>|/torchinductor_"
+)
+"""files of libraries, and code that torch.compile generates"""
 
 COLLECTIVES_OF_ALL = frozenset(
     {

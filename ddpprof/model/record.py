@@ -283,6 +283,17 @@ class UnaveragedParameters(Struct, frozen=True):
     """shapes of all parameters of the module that were checked"""
 
 
+class UntrainedParameters(Struct, frozen=True):
+    """Parameters that get gradients, but that no optimizer trains."""
+
+    module: str
+    """class of the DDP module that contains them or, without one, of the outermost module that contains them"""
+    names: tuple[str, ...]
+    num_bytes: Int64
+    is_wrapped: bool = True
+    """True if they belong to a DDP module, which reduces their gradients"""
+
+
 class OptimizerFacts(Struct, frozen=True):
     """One optimizer that has taken steps."""
 
@@ -433,6 +444,7 @@ class Record(Struct, frozen=True, kw_only=True):
     unusual_collective: UnusualCollective | None = None
     """collective that a failed rank called only in its last step, if any"""
     unaveraged: tuple[UnaveragedParameters, ...] = ()
+    untrained: tuple[UntrainedParameters, ...] = ()
     host_reads: tuple[HostRead, ...] = ()
     """lines at which the training thread waited for the accelerator in profiled steps, longest waits first"""
     code_samples: CodeSamples | None = None

@@ -23,11 +23,12 @@ import re
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from math import isfinite
+from operator import ne
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import TensorWeakRef
 
-from ddpprof.model import CollectiveOfSomeRanks, OptimizerFacts, Replica, UnaveragedParameters
+from ddpprof.model import (
+    CollectiveOfSomeRanks,
+    OptimizerFacts,
+    Replica,
+    UnaveragedParameters,
+    UntrainedParameters,
+)
 from ddpprof.model.overdue import COLLECTIVES_OF_ALL
 from ddpprof.record.ddp_construction import ddp_modules, known_to_ddp
 from ddpprof.record.events import EVENTS, Listener
@@ -121,6 +128,8 @@ class _Candidate:
     ddp: weakref.ref[DistributedDataParallel] | None
     step: int
     values: tuple[float, ...]
+    gradients: list[tuple[int, int] | None]
+    """what `_gradient` returns for each parameter"""
 
     def trained(self) -> tuple[list[str], list[torch.Tensor]] | None:
         """Return the names of the parameters that have changed, and all parameters.
@@ -135,7 +144,7 @@ class _Candidate:
 
 
 class Unaveraged(Listener):
-    """Finds parameters that the script trains although no DDP module averages their gradients."""
+    """Finds parameters that the script trains although no DDP module averages their gradients, and the reverse."""
 
     def __init__(self, device: TrainingDevice) -> None:
         self._num_steps = 0
@@ -146,6 +155,8 @@ class Unaveraged(Listener):
         self._candidates: list[_Candidate] = []
         self._has_looked = False
         self._found: tuple[UnaveragedParameters, ...] = ()
+        self._may_be_untrained: list[_Candidate] = []
+        self._untrained: tuple[UntrainedParameters, ...] = ()
         self._described: tuple[OptimizerFacts, ...] | None = None
 
     def forward_begins(self, ddp: DistributedDataParallel) -> None:
@@ -163,7 +174,7 @@ class Unaveraged(Listener):
             known = known_to_ddp(ddp_modules(), with_frozen=True)
             forgotten = [one for one in _trained_by([optimizer]) if id(one) not in known]
             for module, named in _named_by_module(forgotten).items():
-                self._may_be_trained(module, named, None, self._num_steps)
+                self._candidates += self._candidate(module, named, None, self._num_steps)
 
     def optimizer_ends(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizers.add(optimizer)
@@ -171,22 +182,33 @@ class Unaveraged(Listener):
     optimizer_skipped = optimizer_ends
 
     def first_look(self, step: int) -> None:
-        """Store the parameters of DDP modules that have not been called. Call this between two steps."""
+        """Store the parameters of DDP modules that have not been called, and those that no optimizer has.
+
+        Call this between two steps.
+        """
         self._has_looked = True
         self._described = optimizer_facts(self._optimizers)
         with suppress(Exception):  # modules of the script may be incomplete
             averaged = known_to_ddp(self._called)
             optimized = {id(one) for one in _trained_by(list(self._optimizers))}
             for ddp in ddp_modules():
+                known = known_to_ddp([ddp])
+                missed = known - optimized if ddp in self._called else (known & optimized) - averaged
+                parameters = ddp.module.named_parameters()
+                named = {name: one for name, one in parameters if id(one) in missed and one.requires_grad}
+                found = self._candidate(type(ddp.module).__name__, named, ddp, step)
                 if ddp not in self._called:
-                    missed = (known_to_ddp([ddp]) & optimized) - averaged
-                    named = {name: one for name, one in ddp.module.named_parameters() if id(one) in missed}
-                    self._may_be_trained(type(ddp.module).__name__, named, ddp, step)
+                    self._candidates += found
+                elif known & optimized:  # without any, an optimizer may train copies of them
+                    self._may_be_untrained += found
+            for module, named in _named_by_module(self._with_gradients(optimized)).items():
+                self._may_be_untrained += self._candidate(module, named, None, step)
 
     def second_look(self, step: int) -> None:
         """Find which stored parameters have been trained since the first check. Call this between two steps."""
-        if not self._has_looked or all(step <= one.step for one in self._candidates):
+        if not self._has_looked or all(step <= one.step for one in (*self._candidates, *self._may_be_untrained)):
             return
+        self._untrained = (*self._untrained, *self._still_untrained())
         candidates, self._candidates = self._candidates, []
         found: list[UnaveragedParameters] = []
         for one in candidates:
@@ -203,19 +225,39 @@ class Unaveraged(Listener):
 
     def facts(self) -> dict[str, Any]:
         """Return what was found, as fields of the `Record`."""
-        return {"unaveraged": self._found, "optimizers": self._described}
+        return {"unaveraged": self._found, "untrained": self._untrained, "optimizers": self._described}
 
-    def _may_be_trained(
+    def _with_gradients(self, optimized: Set[int]) -> list[torch.Tensor]:
+        """Return the parameters outside of DDP modules that have gradients, but that no optimizer has."""
+        known = known_to_ddp(ddp_modules(), with_frozen=True) | optimized
+        owned = (one for module in _modules() for one in vars(module).get("_parameters", {}).values())
+        return [one for one in owned if one is not None and _gradient(one) is not None and id(one) not in known]
+
+    def _still_untrained(self) -> Iterator[UntrainedParameters]:
+        """Yield the parameters that have not changed since the first check, and that no optimizer has."""
+        candidates, self._may_be_untrained = self._may_be_untrained, []
+        optimized = {id(one) for one in _trained_by(list(self._optimizers))}
+        for one in candidates:
+            now = [parameter for reference in one.parameters if (parameter := reference()) is not None]
+            is_same = len(now) == len(one.names) and [parameter._version for parameter in now] == one.versions
+            is_trained = {*map(id, now)} & optimized or not is_same or self._values_of(some_to_read(now)) != one.values
+            has_new = one.ddp is not None or all(map(ne, one.gradients, map(_gradient, now)))
+            if not is_trained and has_new:
+                num_bytes = sum(parameter.nbytes for parameter in now)
+                yield UntrainedParameters(one.module, tuple(one.names), num_bytes, one.ddp is not None)
+
+    def _candidate(
         self, module: str, named: dict[str, torch.Tensor], ddp: DistributedDataParallel | None, step: int
-    ) -> None:
-        """Store the parameters for the second check, if any of them can be read."""
+    ) -> Iterator[_Candidate]:
+        """Yield the parameters for the second check, if any of them can be read."""
         parameters = list(named.values())
         read = some_to_read(parameters)
         values = self._values_of(read)
         if values:
             references, versions = [TensorWeakRef(one) for one in parameters], [one._version for one in parameters]
             reference = None if ddp is None else weakref.ref(ddp)
-            self._candidates.append(_Candidate(module, list(named), references, versions, reference, step, values))
+            gradients = list(map(_gradient, parameters))
+            yield _Candidate(module, list(named), references, versions, reference, step, values, gradients)
 
     def _values_of(self, parameters: Sequence[torch.Tensor]) -> tuple[float, ...] | None:
         """Return a few values of each parameter; ``None`` if the accelerator does not become idle in time."""
@@ -234,9 +276,7 @@ def _trained_by(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.Tenso
 def _named_by_module(parameters: Sequence[torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
     """Group parameters by the class of the outermost module that contains them, and by their names in that module."""
     wanted, named = {id(one): one for one in parameters}, dict[str, dict[str, torch.Tensor]]()
-    # `isinstance` would access ``__class__``, which makes some objects print warnings.
-    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
-    having = [(module, own) for module in modules if wanted and (own := _own_parameters(module, wanted))]
+    having = [(module, own) for module in _modules() if (own := _own_parameters(module, wanted))] if wanted else []
     for module, own in sorted(having, key=lambda one: (-len(one[1]), -len("".join(one[1])))):
         left = {name: one for name, one in own.items() if wanted.pop(id(one), None) is not None}
         if left:
@@ -244,6 +284,17 @@ def _named_by_module(parameters: Sequence[torch.Tensor]) -> dict[str, dict[str, 
     if wanted:
         named[""] = {f"shape {tuple(one.shape)}": one for one in wanted.values()}
     return named
+
+
+def _modules() -> list[nn.Module]:
+    """Return all modules of the process."""
+    # `isinstance` would access ``__class__``, which makes some objects print warnings.
+    return [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+
+
+def _gradient(parameter: torch.Tensor) -> tuple[int, int] | None:
+    """Return the identity and version of the parameter's gradient; ``None`` if it has none."""
+    return None if parameter.grad is None else (id(parameter.grad), parameter.grad._version)
 
 
 def _own_parameters(module: nn.Module, wanted: Mapping[int, torch.Tensor]) -> dict[str, torch.Tensor]:

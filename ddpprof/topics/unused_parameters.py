@@ -232,8 +232,72 @@ def _sparse_bytes(parameter: Parameter, num_ranks: int) -> float:
     return num_ranks / 2 * (parameter.used_rows or 0) * parameter.num_bytes * (1 + _INDEX_BYTES / row_bytes)
 
 
+def untrained_parameters(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
+    """Report parameters that get gradients, but that no optimizer has.
+
+    They take at most the whole step, in proportion to their size.
+    """
+    unused = {name for module in modules for name in module.unused or ()}
+    of_ddp = sum(parameter.num_bytes for module in modules for parameter in module.parameters)
+    for one in next((record.untrained for record in view.records.values() if record.untrained), ()):
+        all_bytes = of_ddp if one.is_wrapped else of_ddp + one.num_bytes
+        gain_ns = round((view.step_ns or 0) * min(1.0, one.num_bytes / max(all_bytes, 1)))
+        if (one.is_wrapped and unused.intersection(one.names)) or not view.worth(gain_ns):
+            continue
+        is_one = len(one.names) == 1
+        number = "1 parameter" if is_one else f"{len(one.names)} parameters"
+        them, their, they_are = ("it", "its", "it is") if is_one else ("them", "their", "they are")
+        yield Finding(
+            "untrained-parameters",
+            f"{number} of {one.module or 'the script'} {'gets a gradient' if is_one else 'get gradients'}, but no "
+            f"optimizer has {them}: {listed(one.names, _MOST_NAMED)}",
+            f"{they_are} {size(one.num_bytes)} of {size(all_bytes)}; no value changed in the recorded steps"
+            f"{', although DDP reduces the gradients' if one.is_wrapped else ''}",
+            (_FREEZE if one.is_wrapped else _WITHOUT_GRADIENTS).format(their=their, them=them),
+            gain_ns,
+            may_be_meant=True,
+            subject={"module": one.module, "parameter": one.names[0]},
+            numbers=only_known(num_untrained=len(one.names), untrained_bytes=one.num_bytes, parameter_bytes=all_bytes),
+        )
+
+
+_FREEZE = (
+    "If {them} should not be trained, freeze {them} before wrapping the model (parameter.requires_grad_(False)): "
+    "{their} gradients are then neither computed nor sent. Otherwise, pass {them} to the optimizer."
+)
+_WITHOUT_GRADIENTS = (
+    "If {them} should not be trained, as in a teacher or a frozen encoder, run the module under torch.no_grad(), or "
+    "freeze {them} with requires_grad_(False): {their} gradients are then not computed. Otherwise, pass {them} to an "
+    "optimizer, and wrap the module in DDP."
+)
+
+
+def double_precision(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
+    """Report models with 64-bit parameters: their gradients are twice as large as usual, and computation is slower.
+
+    On CPU, computation takes about twice as long as with 32 bits. On accelerators, the ratio may be much larger.
+    """
+    parameters = [parameter for module in modules for parameter in module.parameters]
+    doubles = [one for one in parameters if one.dtype == "float64"]
+    all_bytes, in_double = (sum(one.num_bytes for one in some) for some in (parameters, doubles))
+    if not doubles or in_double < all_bytes / 2:
+        return
+    yield Finding(
+        "double-precision",
+        f"{len(doubles)} of {len(parameters)} parameters have 64 bits (torch.float64)",
+        f"they are {size(in_double)} of {size(all_bytes)}; 64-bit gradients take twice as long to send as 32-bit ones, "
+        "and 64-bit operators are at least twice as slow",
+        "If 32 bits are enough, convert the model and its inputs: model.float() and inputs.float(). NumPy arrays have "
+        "64 bits unless a dtype is given, and models that were converted with double() to accept them do, too.",
+        round(view.step_ns / 2) if view.step_ns is not None and view.device == "cpu" else None,
+        may_be_meant=True,
+        subject={"parameter": doubles[0].name},
+        numbers=only_known(num_double=len(doubles), double_bytes=in_double, parameter_bytes=all_bytes),
+    )
+
+
 UNUSED_PARAMETERS: Topic[None, tuple[DdpModule, ...]] = Topic(
     "unused_parameters",
-    rules=(unused_parameters, static_graph, dense_embedding_gradients),
+    rules=(unused_parameters, untrained_parameters, double_precision, static_graph, dense_embedding_gradients),
     of_run=lambda view: view.modules,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from itertools import combinations
 from typing import Any
 
 from ddpprof import rundir
@@ -26,7 +27,16 @@ from ddpprof.layout import (
     percent,
     table_of,
 )
-from ddpprof.model.whole_run import Pause, PauseKind, RankWholeRun, SlowdownCause, StepPart, StepSlowdown, WholeRun
+from ddpprof.model.whole_run import (
+    Pause,
+    PauseKind,
+    RankWholeRun,
+    SlowdownCause,
+    StepPart,
+    StepSlowdown,
+    Stretch,
+    WholeRun,
+)
 from ddpprof.statistics import mean_known, median_known
 from ddpprof.topics.data import INPUT_SIZES, load_in_advance, training_loaders
 from ddpprof.topics.failure import FAILURE
@@ -97,7 +107,7 @@ def _at_first_and_last(run: WholeRun) -> str:
     """Return the median step time at the start and at the end of the run, without steps that have a `StepFlag`."""
     stretches = run.shown.stretches if run.shown is not None else ()
     parts = [one for one in stretches if one.num_flagged < one.num_steps]
-    if len(parts) < 2 or parts[0].num_steps < _LEAST_STEPS:
+    if len(parts) < 2 or sum(one.num_steps for one in parts) < _LEAST_STEPS * len(parts) / 2:
         return ""
     return f"median step {in_ms(parts[0].median_ns)} at the start, {in_ms(parts[-1].median_ns)} at the end"
 
@@ -410,6 +420,54 @@ def _keep_workers(view: View) -> Change | None:
     return None if restarted is None else loader_change(view.framework, restarted.num_workers, persistent=True)
 
 
+def growing_steps(run: WholeRun, view: View) -> Iterator[Finding]:
+    """Report steps that become longer and longer over the run, as if something grew with their number."""
+    stretches = [one for one in (run.shown.stretches if run.shown else ()) if one.num_flagged < one.num_steps]
+    if len(stretches) < _LEAST_STRETCHES or run.steps is None:
+        return
+    first, last = stretches[0], stretches[-1]
+    pairs = [later.median_ns > earlier.median_ns for earlier, later in combinations(stretches, 2)]
+    grows = sum(pairs) >= _NEARLY_ALWAYS * len(pairs) and last.median_ns >= _MUCH_LONGER * first.median_ns
+    num_steps = sum(one.num_steps for one in stretches)
+    gain_ns = max(0, run.steps.mean_ns - first.median_ns)
+    if not grows or num_steps < _LEAST_STEPS * 2 or not view.worth(gain_ns):
+        return
+    part, longer_ns = max(_longer_parts(first, last).items(), key=lambda one: one[1])
+    memory = "".join(f"; {one}" for one in _growth(run))
+    yield Finding(
+        "growing-steps",
+        f"Steps become longer and longer: {in_ms(first.median_ns)} at the start, {in_ms(last.median_ns)} at the end",
+        f"medians of {len(stretches)} ranges of {num_steps:,} steps; {part} takes {in_ms(longer_ns)} longer at the "
+        f"end{memory}",
+        "Find what grows with the number of steps: a list of losses or outputs that keep their graphs (append "
+        "loss.item() or output.detach()), a queue or cache that is never trimmed, hooks that are registered again in "
+        "each step, or a file that is read or written as a whole. Inputs may also grow by design.",
+        gain_ns,
+        may_be_meant=True,
+        numbers=only_known(first_ns=first.median_ns, last_ns=last.median_ns, num_steps=num_steps),
+    )
+
+
+def _longer_parts(first: Stretch, last: Stretch) -> dict[str, int]:
+    """Return how much longer each part of the step takes in the last stretch, ns, by its name with an article."""
+    parts = {
+        "waiting for data": [one.data_ns for one in (first, last)],
+        "the forward pass": [one.forward_ns for one in (first, last)],
+        "the backward pass": [one.backward_ns for one in (first, last)],
+        "the optimizer": [one.optimizer_ns for one in (first, last)],
+    }
+    rest = [one.mean_ns - sum(of[index] for of in parts.values()) for index, one in enumerate((first, last))]
+    parts["other code of the script"] = rest
+    return {name: at_end - at_start for name, (at_start, at_end) in parts.items()}
+
+
+_LEAST_STRETCHES = 5
+_NEARLY_ALWAYS = 0.9
+"""minimum share of pairs of stretches whose later one is longer"""
+_MUCH_LONGER = 1.2
+"""minimum ratio of the step at the end to the step at the start"""
+
+
 def uneven_work(run: WholeRun, view: View) -> Iterator[Finding]:
     """Report ranks that take turns at being the slowest rank, so that the other ranks wait in most steps."""
     uneven, steps = run.uneven, run.steps
@@ -472,6 +530,6 @@ _LESS_OFTEN = {
 WHOLE_RUN: Topic[Any, WholeRun] = Topic(
     "whole_run",
     sections={"whole-run": whole_run_tables},
-    rules=(long_steps, uneven_work),
+    rules=(long_steps, growing_steps, uneven_work),
     of_run=lambda view: view.whole_run,
 )

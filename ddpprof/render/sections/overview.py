@@ -339,11 +339,12 @@ _IDLE_OF_HOST = "time between operations, for example in Python code"
 
 
 def _larger_cost(steps: Sequence[StepReport], exposed_ns: float, profiled_ns: float, idle: str) -> str:
-    """Return a sentence if waiting for data or idle time takes more time of a step than communication does."""
+    """Return a sentence if something else than the model and the optimizer takes more time than communication does."""
     parts = [step.parts for step in steps if step.parts is not None]
     costs = {
         "waiting for data": mean_of(parts, lambda one: one.data_ns) or 0,
         idle: mean_of(parts, lambda one: one.idle_ns) or 0,
+        _OUTSIDE: mean_of(parts, lambda one: one.other_ns) or 0,
     }
     name, largest_ns = max(costs.items(), key=lambda one: one[1])
     if largest_ns <= max(exposed_ns, _WORTH_NAMING * profiled_ns):
@@ -351,6 +352,7 @@ def _larger_cost(steps: Sequence[StepReport], exposed_ns: float, profiled_ns: fl
     return f" The largest cost is {name}: {in_ms(largest_ns)}, {percent(largest_ns / profiled_ns)}."
 
 
+_OUTSIDE = "computation outside DDP's passes and the optimizer, for example of another model"
 _WORTH_NAMING = 0.05
 """minimum share of the step"""
 

@@ -36,6 +36,8 @@ def test_a_stack_is_read_as_it_is_written() -> None:
         ("/usr/lib/python3.12/threading.py", False),
         ("<frozen runpy>", False),
         ("<stdin>", True),
+        ("<eval_with_key>.5", False),
+        ("/tmp/torchinductor_me/ab/cabc.py", False),
     ],
 )
 def test_what_the_user_wrote(file: str, is_of_user: bool) -> None:

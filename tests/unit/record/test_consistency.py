@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from ddpprof.model import CollectiveOfSomeRanks, UnaveragedParameters
+from ddpprof.model import CollectiveOfSomeRanks, UnaveragedParameters, UntrainedParameters
 from ddpprof.record.consistency import Unaveraged, collectives_of_some_ranks, of_main_script, without_warnings
 from ddpprof.record.ddp_construction import known_to_ddp, noting_parameters
 from ddpprof.record.events import Events
@@ -85,6 +85,67 @@ def test_a_module_that_is_never_called() -> None:
     assert (one.module, one.names, one.is_wrapped) == ("Linear", ("weight", "bias"), True)
     assert (one.replica.steps, one.replica.before, one.replica.after) == ((3, 5), (1.0,) * 3, (0.0,) * 3)
     assert one.shapes == ((1, 2), (1,))
+
+
+@pytest.mark.usefixtures("noting_group")
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        pytest.param(None, ("0.weight", "0.bias"), id="forgotten"),
+        pytest.param("frozen", (), id="frozen-after-wrapping"),
+        pytest.param("changed", (), id="trained-by-something-else"),
+        pytest.param("later", (), id="of-an-optimizer-that-steps-later"),
+        pytest.param("copies", (), id="of-which-optimizers-have-copies"),
+    ],
+)
+def test_parameters_that_no_optimizer_has(change: str | None, names: tuple[str, ...]) -> None:
+    ddp = DDP(nn.Sequential(ones(2, 1), ones(1, 1)))
+    lower, upper = ddp.module
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))] if change == "copies" else upper.parameters(), lr=1.0)
+    of_lower = torch.optim.SGD(lower.parameters(), lr=1.0)
+    unaveraged = Unaveraged(TrainingDevice())
+    unaveraged.forward_begins(ddp)
+    unaveraged.optimizer_ends(optimizer)
+    if change == "frozen":
+        lower.requires_grad_(False)
+    unaveraged.first_look(3)
+    if change == "changed":
+        lower.weight.data = lower.weight.data - 1
+    if change == "later":
+        unaveraged.optimizer_ends(of_lower)
+    unaveraged.second_look(5)
+    found = unaveraged.facts()["untrained"]
+    assert found == ((UntrainedParameters("Sequential", names, 12),) if names else ())
+
+
+@pytest.mark.usefixtures("noting_group")
+@pytest.mark.parametrize(
+    ("change", "is_found"),
+    [
+        pytest.param(None, True, id="a-teacher-with-gradients"),
+        pytest.param("no-new-gradients", False, id="a-copy-with-old-gradients"),
+        pytest.param("averaged", False, id="a-moving-average"),
+        pytest.param("optimized", False, id="of-an-optimizer"),
+    ],
+)
+def test_a_module_outside_ddp_that_gets_gradients_in_vain(change: str | None, is_found: bool) -> None:
+    ddp, teacher = DDP(ones(2, 1)), nn.Sequential(ones(2, 1))
+    trained = [*ddp.parameters(), *(teacher.parameters() if change == "optimized" else ())]
+    optimizer = torch.optim.SGD(trained, lr=0.0)
+    unaveraged = Unaveraged(TrainingDevice())
+    unaveraged.forward_begins(ddp)
+    unaveraged.optimizer_ends(optimizer)
+    teacher(torch.ones(1, 2)).sum().backward()
+    unaveraged.first_look(3)
+    if change != "no-new-gradients":
+        teacher(torch.ones(1, 2)).sum().backward()
+    if change == "averaged":
+        with torch.no_grad():
+            teacher[0].weight.lerp_(torch.zeros(1, 2), 0.1)
+    unaveraged.second_look(5)
+    found = unaveraged.facts()["untrained"]
+    names = ("0.weight", "0.bias")
+    assert found == ((UntrainedParameters("Sequential", names, 12, False),) if is_found else ())
 
 
 @pytest.mark.usefixtures("noting_group")
@@ -178,7 +239,7 @@ def test_many_parameters_are_compared_at_once() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ddpprof.record.consistency.known_to_ddp", counted)
         assert len(found_after_a_step([other], ddp, other)) == 1
-    assert len(made) <= 4
+    assert len(made) <= 5
 
 
 HEAD = "import torch.distributed as dist\n"

@@ -41,7 +41,7 @@ from ddpprof.render.sections.overview import first_screen, verdict
 from ddpprof.report import Report
 from ddpprof.topics.data import INPUT_SIZES
 from ddpprof.topics.script_code import SCRIPT_CODE, CodeLine, RankCode
-from ddpprof.topics.whole_run import long_steps, pause_sentence, slowdown_sentence, uneven_work
+from ddpprof.topics.whole_run import growing_steps, long_steps, pause_sentence, slowdown_sentence, uneven_work
 
 
 def two_ranks(folder: Path, **second: int) -> tuple[RankWholeRun, ...]:
@@ -176,6 +176,28 @@ def said_of_whole_run(folder: Path, steps: list[MadeStep]) -> str:
     shown = first_screen(report(whole_run=run), ["run"])
     (said,) = (one.text for one in shown if isinstance(one, Line) and "Whole run" in one.text)
     return said
+
+
+@pytest.mark.parametrize(
+    ("lengths_ms", "found"),
+    [
+        pytest.param([100 + step for step in range(120)], True, id="grow-in-each-step"),
+        pytest.param([100] * 60 + [200] * 60, False, id="jump-once"),
+        pytest.param([100 + step % 40 for step in range(120)], False, id="grow-in-each-epoch"),
+        pytest.param([100 + step / 10 for step in range(120)], False, id="grow-by-a-tenth"),
+        pytest.param([100 + 5 * step for step in range(20)], False, id="too-few-steps"),
+    ],
+)
+def test_steps_that_become_longer_and_longer(lengths_ms: list[float], found: bool, tmp_path: Path) -> None:
+    write_pulse(tmp_path, 0, [MadeStep(ms=length) for length in lengths_ms])
+    run = whole_run_of((whole_run_of_rank(0, read_pulse(tmp_path, 0), with_course=True),))
+    findings = list(growing_steps(run, View(2, 100 * MS)))
+    assert bool(findings) is found
+    if findings:
+        assert findings[0].title == "Steps become longer and longer: 105 ms at the start, 213 ms at the end"
+        assert findings[0].gain_ns == pytest.approx(54 * MS, abs=MS), (
+            "the mean of 159.5 ms, without the 105 at the start"
+        )
 
 
 @pytest.mark.parametrize(

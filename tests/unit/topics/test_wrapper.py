@@ -3,10 +3,11 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from observations import BUFFERS, MS, observed, only
 from tables import collective, ddp_module, forward, record, recorded, trace
 
-from ddpprof.model import UNKNOWN, Mark, Phase, RecordedStep
+from ddpprof.model import UNKNOWN, Mark, Phase, RecordedStep, UntrainedParameters
 from ddpprof.report.topics import find_all
 from ddpprof.topics.wrapper import WrapperCost, measure_wrapper_cost
 
@@ -75,6 +76,42 @@ def test_unused_parameters_are_named_with_their_bytes() -> None:
     assert finding.evidence == "they are 7.0 kB of 10.0 kB, all-reduced unnecessarily"
     skipped = only(observed(ddp_module([1000] * 10, [range(10)], unused=names, skip_all_reduce_unused_params=True)))
     assert skipped.evidence == "they are 7.0 kB of 10.0 kB"
+
+
+@pytest.mark.parametrize(
+    ("is_wrapped", "title", "advice", "gain_ns"),
+    [
+        (True, "1 parameter of Net gets a gradient, but no optimizer has it: p1", "before wrapping", 75 * MS),
+        (False, "1 parameter of Net gets a gradient, but no optimizer has it: p1", "torch.no_grad()", 300 * MS // 7),
+    ],
+    ids=["of-a-ddp-module", "of-a-teacher"],
+)
+def test_parameters_that_no_optimizer_has(is_wrapped: bool, title: str, advice: str, gain_ns: int) -> None:
+    """3 MB, of the 4 MB of the DDP module, or in addition to these."""
+    mine = record(untrained=(UntrainedParameters("Net", ("p1",), 3_000_000, is_wrapped),))
+    view = observed(ddp_module([1_000_000, 3_000_000]), records={0: mine})
+    finding = only(view)
+    assert (finding.rule, finding.title, finding.may_be_meant) == ("untrained-parameters", title, True)
+    assert advice in finding.advice
+    assert finding.gain_ns == pytest.approx(gain_ns)
+    unused = find_all(observed(ddp_module([1_000_000, 3_000_000], unused=("p1",)), records={0: mine}))
+    assert ("untrained-parameters" in {one.rule for one in unused}) is not is_wrapped, "no gradient, no report"
+
+
+@pytest.mark.parametrize(("device", "gain_ns"), [("cpu", 50 * MS), ("cuda", None)])
+def test_double_precision(device: str, gain_ns: int | None) -> None:
+    module = ddp_module([8000, 8000, 4000])
+    types = [replace(one, dtype=dtype) for one, dtype in zip(module.parameters, DTYPES, strict=True)]
+    finding = only(observed(replace(module, parameters=tuple(types)), device=device))
+    assert (finding.rule, finding.gain_ns) == ("double-precision", gain_ns)
+    assert finding.title == "2 of 3 parameters have 64 bits (torch.float64)"
+    few = [replace(one, dtype=dtype) for one, dtype in zip(module.parameters, reversed(DTYPES), strict=True)]
+    few[2] = replace(few[2], num_bytes=1000)
+    few[1] = replace(few[1], dtype="float32")
+    assert find_all(observed(replace(module, parameters=tuple(few)), device=device)) == ()
+
+
+DTYPES = ("float64", "float64", "float32")
 
 
 def test_a_single_parameter_or_buffer_is_said_to_be_one() -> None:
