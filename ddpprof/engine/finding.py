@@ -151,7 +151,8 @@ class ChangeKind(StrEnum):
     LOADER = "loader"
     """in the arguments of a ``DataLoader``"""
     COMPILATION = "compilation"
-    """in the way that torch.compile is applied to DDP: ``optimize_ddp`` or ``compile_order``"""
+    """in the way that torch.compile is applied to DDP: ``optimize_ddp`` or ``compile_order``, perhaps with arguments of
+    ``DistributedDataParallel``"""
     SWITCH = "switch"
     """by turning ``sync_batch_norm``, ``sparse_embeddings`` or ``detect_anomaly`` on or off in the script"""
     NO_SYNC = "no_sync"

@@ -45,6 +45,7 @@ from ddpprof.experiments.trials import (
     read_trial,
     rounds_of,
 )
+from ddpprof.experiments.vary import COMPILATIONS
 from ddpprof.files import Location
 from ddpprof.model.json_files import Measured, Outcome, TriedChange
 from ddpprof.report import Job
@@ -185,8 +186,11 @@ def variant_with(now: Variant, change: Change) -> Variant:
         case ChangeKind.LOADER:
             return replace(now, label=label, loader=values)
         case ChangeKind.COMPILATION:
-            name, value = next(iter(values.items()))
-            return replace(now, label=label).compiled(name, str(value))
+            arguments = {name: value for name, value in values.items() if name not in COMPILATIONS}
+            changed = replace(now, label=label, ddp={**now.ddp, **arguments})
+            for name in values.keys() & COMPILATIONS.keys():
+                changed = changed.compiled(name, str(values[name]))
+            return changed
         case ChangeKind.SWITCH:
             return replace(now, label=label, switches={name: bool(value) for name, value in values.items()})
         case ChangeKind.NO_SYNC:

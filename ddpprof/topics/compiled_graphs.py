@@ -12,7 +12,7 @@ not given. If it is given, the buckets end inside graphs, and most buckets wait 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
@@ -168,11 +168,12 @@ def one_graph(found: CompiledGraphs, view: View) -> Iterator[Finding]:
     if len(found.groups_ns) != 1 or not view.worth(view.exposed_ns):
         return
     is_cut = found.optimize_ddp == OptimizeDdp.DDP_OPTIMIZER
-    change = _smaller_graphs(view) if is_cut else compilation_change(optimize_ddp=OptimizeDdp.DDP_OPTIMIZER)
+    change = _smaller_graphs(view) if is_cut else _cut(view)
     if change is None:
         return
     by_bucket = "let torch.compile split the model into one graph per bucket"
-    cut = "split the model into smaller graphs" if is_cut else by_bucket
+    smaller = "" if len(change.values) < 2 else ", and make the buckets smaller"
+    cut = "split the model into smaller graphs" if is_cut else f"{by_bucket}{smaller}"
     yield Finding(
         "compiled-graphs",
         "The model is compiled as one graph, so no gradient is ready before its backward pass ends",
@@ -262,6 +263,15 @@ def _cap_mib(module: DdpModule) -> float:
 def _small_cap(module: DdpModule) -> int:
     """Return the bucket cap, in MiB, that splits the model into about `_WANTED_GRAPHS` graphs."""
     return max(1, round(sum(one.num_bytes for one in module.parameters) / MIB / _WANTED_GRAPHS))
+
+
+def _cut(view: View) -> Change:
+    """Return the change that splits the model at its buckets, and makes these smaller if one has most gradients."""
+    cut, smaller = compilation_change(optimize_ddp=OptimizeDdp.DDP_OPTIMIZER), _smaller_graphs(view)
+    sizes = [row.num_bytes or 0 for row in view[BUCKETS] or ()]
+    if smaller is None or max(sizes, default=0) <= _LARGE * sum(sizes):
+        return cut
+    return replace(cut, values={**cut.values, **smaller.values}, code=f"{cut.code}, and {smaller.code}")
 
 
 def _smaller_graphs(view: View) -> Change | None:

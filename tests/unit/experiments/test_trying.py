@@ -164,6 +164,11 @@ def test_workers_may_draw_other_augmentations() -> None:
         pytest.param(
             compilation_change(optimize_ddp="ddp_optimizer"), {"optimize_ddp": "ddp_optimizer"}, id="compilation"
         ),
+        pytest.param(
+            Change(ChangeKind.COMPILATION, {"optimize_ddp": "ddp_optimizer", "bucket_cap_mb_list": (1, 3)}, "both"),
+            {"optimize_ddp": "ddp_optimizer", "ddp": {"bucket_cap_mb_list": [1, 3]}},
+            id="compilation-and-buckets",
+        ),
         pytest.param(compilation_change(compile_order="model_first"), {"compile_order": "model_first"}, id="order"),
         pytest.param(sync_batch_norm_change(), {"switches": {"sync_batch_norm": False}}, id="batch-norm"),
         pytest.param(sparse_embeddings_change(), {"switches": {"sparse_embeddings": True}}, id="embeddings"),

@@ -118,14 +118,21 @@ def test_a_few_late_bytes_make_no_finding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "num_graphs", "values"),
+    ("mode", "num_graphs", "module", "values"),
     [
-        pytest.param("no_optimization", None, {"optimize_ddp": "ddp_optimizer"}, id="not-cut"),
-        pytest.param("ddp_optimizer", 1, {"bucket_cap_mb_list": (1, 1)}, id="cap-above-the-model"),
+        pytest.param("no_optimization", None, of_mib(*[[1]] * 6), {"optimize_ddp": "ddp_optimizer"}, id="not-cut"),
+        pytest.param(
+            "no_optimization",
+            None,
+            LARGE_CAP,
+            {"optimize_ddp": "ddp_optimizer", "bucket_cap_mb_list": (1, 1)},
+            id="not-cut-and-one-bucket-has-all",
+        ),
+        pytest.param("ddp_optimizer", 1, LARGE_CAP, {"bucket_cap_mb_list": (1, 1)}, id="cap-above-the-model"),
     ],
 )
-def test_one_graph(mode: str, num_graphs: int | None, values: dict[str, object]) -> None:
-    finding = only(measured([50, 50.1, 50.2, 50.3, 50.4, 51], optimize_ddp=mode, num_graphs=num_graphs), LARGE_CAP)
+def test_one_graph(mode: str, num_graphs: int | None, module: DdpModule, values: dict[str, object]) -> None:
+    finding = only(measured([50, 50.1, 50.2, 50.3, 50.4, 51], optimize_ddp=mode, num_graphs=num_graphs), module)
     assert finding.title.startswith("The model is compiled as one graph, so no gradient is ready before its backward")
     assert finding.change is not None
     assert finding.change.values == values
