@@ -309,6 +309,10 @@ class OptimizerFacts(Struct, frozen=True):
     """True if there is a fused implementation for all its parameters on their devices"""
     takes_sparse: bool = False
     """True if it takes the same steps with sparse gradients as with dense ones"""
+    num_groups: Int64 = 0
+    """number of its parameter groups"""
+    num_parameters: Int64 = 0
+    """number of parameter tensors in all groups"""
 
 
 class HostRead(Struct, frozen=True):

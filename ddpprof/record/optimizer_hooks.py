@@ -55,6 +55,8 @@ def optimizer_facts(optimizers: Iterable[Optimizer]) -> tuple[OptimizerFacts, ..
                     is_fused=one.defaults.get("fused"),
                     could_be_fused="fused" in one.defaults and all(map(_can_be_fused, _parameters(one))),
                     takes_sparse=_takes_sparse(one),
+                    num_groups=len(one.param_groups),
+                    num_parameters=sum(1 for _ in _parameters(one)),
                 )
             )
     return tuple(made)

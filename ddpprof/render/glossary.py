@@ -107,7 +107,14 @@ TERMS = (
         "the gap is due to a host read. The device waits for communication if the gap follows or precedes "
         "communication.",
         field="ranks[].steps[].parts.idle_ns",
-        aliases=("launch bound", "host is late", "host reads", "waits for comm"),
+        aliases=(
+            "time between operations",
+            "largest cost",
+            "launch bound",
+            "host is late",
+            "host reads",
+            "waits for comm",
+        ),
     ),
     Term(
         "bucket",

@@ -20,7 +20,7 @@ from ddpprof.engine.numbers import Number
 from ddpprof.engine.topic import Topic, View
 from ddpprof.intervals import Spans, union_of
 from ddpprof.layout import in_ms
-from ddpprof.model import UNKNOWN, Collectives, HostRead, Int64Column, Mark, Trace, Work
+from ddpprof.model import UNKNOWN, Collectives, HostRead, Int64Column, Mark, OptimizerFacts, Trace, Work
 from ddpprof.model.tables import InterruptibleEnum
 
 BLOCK_ROWS = 100_000
@@ -281,21 +281,43 @@ _OF_OTHERS = "torch.compile(model), if it has a backend for this device, or a la
 
 
 def optimizer_not_fused(_late_ns: int, view: View) -> Iterator[Finding]:
-    """Report an unfused optimizer on an accelerator if torch has a fused implementation of it."""
+    """Report an unfused optimizer, or one with many small groups, for each of which it runs separate operators.
+
+    On CPU, only an optimizer that takes much of the step is reported.
+    """
     optimizers = next((one.optimizers for one in view.records.values() if one.optimizers), ())
-    slow = [one for one in optimizers if one.could_be_fused and not one.is_fused]
-    if view.device in (None, "cpu") or not slow or not view.worth(view.optimizer_ns):
+    slow = [one for one in optimizers if (one.could_be_fused and not one.is_fused) or _has_small_groups(one)]
+    least_ns = _MUCH * (view.step_ns or 0) if view.device == "cpu" else 0
+    took_ns = view.optimizer_ns or 0
+    if view.device is None or not slow or not view.worth(took_ns) or took_ns < least_ns:
         return
-    name = slow[0].name
+    one = max(slow, key=lambda facts: facts.num_groups)
+    title, advice = [], []
+    if one.could_be_fused and not one.is_fused:
+        title.append("runs separate operators for each operation, although it has a fused implementation")
+        advice.append(f"Pass fused=True: {one.name}(…, fused=True). Results may differ by rounding.")
+    if _has_small_groups(one):
+        title.append(f"has {one.num_groups} groups for {one.num_parameters} parameters")
+        advice.append(
+            "Put parameters with the same options into one group: the optimizer runs separate operators for each group."
+        )
     yield Finding(
         "optimizer-not-fused",
-        f"{name} launches separate kernels for each operation, although it has a fused implementation",
-        f"the optimizer takes {in_ms(view.optimizer_ns or 0)} per step",
-        f"Pass fused=True: {name}(…, fused=True). Results may differ by rounding.",
-        view.optimizer_ns,
-        numbers=only_known(optimizer_ns=view.optimizer_ns),
+        f"{one.name} {', and '.join(title)}",
+        f"the optimizer takes {in_ms(took_ns)} per step",
+        " ".join(advice),
+        took_ns,
+        numbers=only_known(optimizer_ns=took_ns, num_groups=one.num_groups or None),
     )
 
+
+def _has_small_groups(one: OptimizerFacts) -> bool:
+    return one.num_groups >= _MANY_GROUPS and one.num_parameters < _SMALL_GROUP * one.num_groups
+
+
+_MANY_GROUPS = 20
+_SMALL_GROUP = 4
+"""number of parameters"""
 
 IDLE: Topic[None, int] = Topic(
     "idle", rules=(launch_bound, host_reads, optimizer_not_fused), of_run=lambda view: view.launch_bound_ns

@@ -152,7 +152,7 @@ def _events(run: WholeRun) -> Iterator[Section]:
     if more := len(run.slowdowns) - len(largest):
         yield Line(f"{count(more, 'smaller slowdown')} {'is' if more == 1 else 'are'} in the JSON report.")
     for pause in (one for one in run.pauses if one.extra_ns >= _LEAST_PAUSE_NS):
-        yield Line(f"Not counted as slowdowns: {pause_sentence(pause)}.")
+        yield Line(f"Apart from slowdowns: {pause_sentence(pause)}.")
     if run.captures:
         first, last = run.captures[0], run.captures[-1]
         first_name, last_name = (rundir.capture_directory(number) for number in (first, last))

@@ -24,6 +24,7 @@ from ddpprof.layout import (
 )
 from ddpprof.model.backends import is_accelerator
 from ddpprof.model.json_files import Measured
+from ddpprof.model.whole_run import PauseKind
 from ddpprof.ranks_and_steps import STEP_OPTIONS, default_steps, options_for
 from ddpprof.render.sections.job import job_lines, missing_lines
 from ddpprof.report import Report
@@ -149,7 +150,10 @@ def _own_computation(report: Report) -> str:
     if not parts or computing_ns <= sum(parts.values()) / 2:
         return ""
     share = percent(computing_ns / sum(parts.values()))
-    return f" {share} of the step is computation of the model and the optimizer. ddpprof does not judge its efficiency."
+    return (
+        f" {share} of the step is computation of the model and the optimizer, whose efficiency ddpprof does not judge: "
+        "look at its operators with ddpprof timeline."
+    )
 
 
 _COMPUTATION = ("forward_ns", "backward_ns", "optimizer_ns")
@@ -368,7 +372,9 @@ def _left_out(report: Report, num_usual: int) -> str:
     low, high = f"{ratios[0]:.1f}", f"{ratios[-1]:.1f}"
     times = low if low == high else f"{low} to {high}"
     some = f"{len(ratios)} of {len(ratios) + num_usual} profiled steps"
-    why = ", mostly for communication" if _are_longer_for_communication(report) else ""
+    pauses = report.whole_run.pauses if report.whole_run is not None else ()
+    may_evaluate = any(one.kind in (PauseKind.EVALUATION, PauseKind.SAVE) for one in pauses)
+    why = ", mostly for communication" if not may_evaluate and _are_longer_for_communication(report) else ""
     return f" The numbers leave out {some}, which took {times} times as long{why}."
 
 

@@ -188,9 +188,10 @@ def straggler_table(across: AcrossRanks) -> Iterable[Section]:
     if stragglers is None:
         return
     if not stragglers.stragglers:
-        steps = count(stragglers.num_steps, "step")
+        steps = count(stragglers.num_steps, "recorded step")
         yield Line(
-            f"No rank is significantly slower than the other ranks ({steps}){_yet_last(across.waiting)}.", is_aside=True
+            f"In {steps}, no rank is significantly slower than the other ranks{_yet_last(across.waiting)}.",
+            is_aside=True,
         )
         return
     yield table_of(

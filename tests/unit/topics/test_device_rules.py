@@ -164,7 +164,10 @@ def test_host_reads(read_ns: int | None, reads: tuple[HostRead, ...], title: str
         pytest.param(OptimizerFacts("AdamW", 8, could_be_fused=True), "cuda", 3, True, id="could-be-fused"),
         pytest.param(OptimizerFacts("AdamW", 8, is_fused=True, could_be_fused=True), "cuda", 3, False, id="is-fused"),
         pytest.param(OptimizerFacts("Rprop", 8), "cuda", 3, False, id="cannot-be"),
-        pytest.param(OptimizerFacts("AdamW", 8, could_be_fused=True), "cpu", 3, False, id="on-cpu"),
+        pytest.param(OptimizerFacts("AdamW", 8, could_be_fused=True), "cpu", 3, False, id="little-on-cpu"),
+        pytest.param(OptimizerFacts("AdamW", 8, could_be_fused=True), "cpu", 5, True, id="much-on-cpu"),
+        pytest.param(OptimizerFacts("Lamb", 8, num_groups=24, num_parameters=24), "cpu", 5, True, id="small-groups"),
+        pytest.param(OptimizerFacts("Lamb", 8, num_groups=24, num_parameters=96), "cpu", 5, False, id="large-groups"),
         pytest.param(OptimizerFacts("AdamW", 8, could_be_fused=True), "cuda", 0.9, False, id="hardly-any-time"),
     ],
 )
@@ -179,8 +182,11 @@ def test_optimizer_not_fused(facts: OptimizerFacts, device: str, optimizer_ms: f
             records={0: record(optimizers=(facts,))},
         )
     )
-    assert [(one.rule, one.gain_ns) for one in found] == ([("optimizer-not-fused", 3 * MS)] if fires else [])
-    assert all("AdamW(…, fused=True)" in one.advice for one in found)
+    assert [(one.rule, one.gain_ns) for one in found] == (
+        [("optimizer-not-fused", round(optimizer_ms * MS))] if fires else []
+    )
+    assert all("AdamW(…, fused=True)" in one.advice for one in found if facts.could_be_fused)
+    assert all("24 groups for 24 parameters" in one.title for one in found if facts.num_groups)
 
 
 def loads(*compute_ns: int) -> tuple[DeviceLoad, ...]:
