@@ -38,6 +38,7 @@ from ddpprof.topics.buckets.traced import NO_BUCKETS, RankBuckets, TracedBuckets
 from ddpprof.topics.devices import DEVICES, imbalance_ns
 from ddpprof.topics.facts import RankFacts
 from ddpprof.topics.failure import find_failure, rank_end
+from ddpprof.topics.layer_collectives import LAYER_COLLECTIVES, doubted
 from ddpprof.topics.overlap_slowdown import OVERLAP_SLOWDOWN, OverlapSlowdownReport, slowdown_report
 from ddpprof.topics.process_settings import HOST_THREADS, cores_of_hosts, host_threads
 from ddpprof.topics.ranks.across import ACROSS, AcrossRanks, RecordedSteps, across_ranks
@@ -304,7 +305,7 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
     passes = _passes(together, found_buckets)
     stragglers = across.stragglers.stragglers if across.stragglers is not None else ()
     predictions = _predictions(KnownRun(report, modules, {}, passes), stragglers, recorded)
-    view = replace(view, predictions=predictions)
+    view = replace(view, predictions=doubted(predictions, view[LAYER_COLLECTIVES]))
     findings, bound = find_all(view), find_bound(report, view)
     drawn = {rank: found.steps for rank, found in found_buckets.items()} if modules else traced.ranks
     return Reduced(replace(report, findings=findings, bound=bound), drawn, passes)

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.engine.finding import Finding, only_known, sync_batch_norm_change
+from ddpprof.engine.finding import Finding, Predicted, Predictions, only_known, sync_batch_norm_change
 from ddpprof.engine.numbers import Number
 from ddpprof.engine.topic import Topic, View
 from ddpprof.intervals import Spans, subtract, union_of
@@ -120,6 +120,27 @@ def _of_rank(rank: Rank, steps: Sequence[int], _modules: Sequence[DdpModule]) ->
         num_backward=round(median(one.num_backward for one in known)),
         time_ns=round(median(one.time_ns for one in known)),
         exposed_ns=round(median(one.exposed_ns for one in known)),
+    )
+
+
+def doubted(predictions: Predictions, calls: LayerCalls | None) -> Predictions:
+    """Return the predictions; if layers communicate in the backward pass, gains from more overlap may be zero.
+
+    These collectives then wait for the buckets that are being sent, which delays the backward pass. A replay does not
+    contain them.
+    """
+    if calls is None or not calls.num_backward:
+        return predictions
+
+    def at_least_nothing(one: Predicted | None) -> Predicted | None:
+        return None if one is None else replace(one, low_ns=min(one.low_ns, 0))
+
+    best = predictions.best_buckets
+    return replace(
+        predictions,
+        best_buckets=None if best is None else replace(best, predicted=at_least_nothing(best.predicted)),
+        aligned_buckets=at_least_nothing(predictions.aligned_buckets),
+        without_unused_search=at_least_nothing(predictions.without_unused_search),
     )
 
 

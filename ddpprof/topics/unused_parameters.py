@@ -246,14 +246,15 @@ def untrained_parameters(modules: Sequence[DdpModule], view: View) -> Iterator[F
             continue
         is_one = len(one.names) == 1
         number = "1 parameter" if is_one else f"{len(one.names)} parameters"
-        them, their, they_are = ("it", "its", "it is") if is_one else ("them", "their", "they are")
+        they, them, their, are = ("it", "it", "its", "is") if is_one else ("they", "them", "their", "are")
+        whose = f"{one.module or 'the script'}{'' if one.is_wrapped else ' outside DDP'}"
         yield Finding(
             "untrained-parameters",
-            f"{number} of {one.module or 'the script'} {'gets a gradient' if is_one else 'get gradients'}, but no "
-            f"optimizer has {them}: {listed(one.names, _MOST_NAMED)}",
-            f"{they_are} {size(one.num_bytes)} of {size(all_bytes)}; no value changed in the recorded steps"
+            f"{number} of {whose} {'gets a gradient' if is_one else 'get gradients'}, but no optimizer has {them}: "
+            f"{listed(one.names, _MOST_NAMED)}",
+            f"{they} {are} {size(one.num_bytes)} of {size(all_bytes)}; no value changed in the recorded steps"
             f"{', although DDP reduces the gradients' if one.is_wrapped else ''}",
-            (_FREEZE if one.is_wrapped else _WITHOUT_GRADIENTS).format(their=their, them=them),
+            (_FREEZE if one.is_wrapped else _WITHOUT_GRADIENTS).format(they=they, their=their, them=them),
             gain_ns,
             may_be_meant=True,
             subject={"module": one.module, "parameter": one.names[0]},
@@ -262,11 +263,11 @@ def untrained_parameters(modules: Sequence[DdpModule], view: View) -> Iterator[F
 
 
 _FREEZE = (
-    "If {them} should not be trained, freeze {them} before wrapping the model (parameter.requires_grad_(False)): "
+    "If {they} should not be trained, freeze {them} before wrapping the model (parameter.requires_grad_(False)): "
     "{their} gradients are then neither computed nor sent. Otherwise, pass {them} to the optimizer."
 )
 _WITHOUT_GRADIENTS = (
-    "If {them} should not be trained, as in a teacher or a frozen encoder, run the module under torch.no_grad(), or "
+    "If {they} should not be trained, as in a teacher or a frozen encoder, run the module under torch.no_grad(), or "
     "freeze {them} with requires_grad_(False): {their} gradients are then not computed. Otherwise, pass {them} to an "
     "optimizer, and wrap the module in DDP."
 )

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from tables import collective, forward, recorded, trace
 
-from ddpprof.engine.finding import sync_batch_norm_change
+from ddpprof.engine.finding import NewBuckets, Predicted, Predictions, sync_batch_norm_change
 from ddpprof.engine.topic import View
 from ddpprof.model import CollectiveKind, Mark, Phase, Trace
-from ddpprof.topics.layer_collectives import LayerCalls, layer_collectives, measure_layer_calls
+from ddpprof.topics.layer_collectives import LayerCalls, doubted, layer_collectives, measure_layer_calls
 
 NODE, HOOK = (
     f"autograd::engine::evaluate_function: {name}"
@@ -52,6 +52,17 @@ def test_without_hooks_nothing_in_the_backward_is_known_to_be_a_layers() -> None
         name: getattr(host, name)[kept] for name in ("start_ns", "end_ns", "mark", "name", "step", "thread")
     }))  # fmt: skip
     assert measure_layer_calls(without, 0) is None
+
+
+def test_layers_that_communicate_in_the_backward_pass_may_wait_for_buckets() -> None:
+    """With 48 exchanges at 1 Gbit/s, smaller buckets saved 61 of 150 predicted ms."""
+    predicted = Predicted(150, 131, 193)
+    made = Predictions(best_buckets=NewBuckets("bucket_cap_mb=1", (1, 1), predicted), compression=predicted)
+    found = doubted(made, LayerCalls("Exchange", 24, 24, 90, 80))
+    assert found.best_buckets is not None
+    assert found.best_buckets.predicted == Predicted(150, 0, 193)
+    assert found.compression == predicted
+    assert doubted(made, LayerCalls("Exchange", 24, 0, 90, 80)) == doubted(made, None) == made
 
 
 def test_the_finding() -> None:

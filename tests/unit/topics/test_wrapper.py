@@ -82,7 +82,12 @@ def test_unused_parameters_are_named_with_their_bytes() -> None:
     ("is_wrapped", "title", "advice", "gain_ns"),
     [
         (True, "1 parameter of Net gets a gradient, but no optimizer has it: p1", "before wrapping", 75 * MS),
-        (False, "1 parameter of Net gets a gradient, but no optimizer has it: p1", "torch.no_grad()", 300 * MS // 7),
+        (
+            False,
+            "1 parameter of Net outside DDP gets a gradient, but no optimizer has it: p1",
+            "torch.no_grad()",
+            300 * MS // 7,
+        ),
     ],
     ids=["of-a-ddp-module", "of-a-teacher"],
 )
