@@ -30,7 +30,7 @@ from functools import cache
 from math import isfinite
 from operator import ne
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -114,6 +114,9 @@ def _can_be_read(parameter: torch.Tensor) -> bool:
     plain = type(parameter) in (torch.Tensor, torch.nn.Parameter) and type(parameter.data) is torch.Tensor
     is_dense = parameter.layout == torch.strided and parameter.is_contiguous()
     return plain and is_dense and parameter.is_floating_point() and not parameter.is_meta
+
+
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -230,13 +233,14 @@ class Unaveraged(Listener):
     def _with_gradients(self, optimized: Set[int]) -> list[torch.Tensor]:
         """Return the parameters outside of DDP modules that have gradients, but that no optimizer has."""
         known = known_to_ddp(ddp_modules(), with_frozen=True) | optimized
-        owned = (one for module in _modules() for one in vars(module).get("_parameters", {}).values())
+        owned = (one for module in _all_of(nn.Module) for one in vars(module).get("_parameters", {}).values())
         return [one for one in owned if one is not None and _gradient(one) is not None and id(one) not in known]
 
     def _still_untrained(self) -> Iterator[UntrainedParameters]:
         """Yield the parameters that have not changed since the first check, and that no optimizer has."""
         candidates, self._may_be_untrained = self._may_be_untrained, []
-        optimized = {id(one) for one in _trained_by(list(self._optimizers))}
+        optimizers = _all_of(torch.optim.Optimizer) if candidates else []  # some may not have taken a step
+        optimized = {id(one) for one in _trained_by(optimizers)}
         for one in candidates:
             now = [parameter for reference in one.parameters if (parameter := reference()) is not None]
             is_same = len(now) == len(one.names) and [parameter._version for parameter in now] == one.versions
@@ -276,7 +280,9 @@ def _trained_by(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.Tenso
 def _named_by_module(parameters: Sequence[torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
     """Group parameters by the class of the outermost module that contains them, and by their names in that module."""
     wanted, named = {id(one): one for one in parameters}, dict[str, dict[str, torch.Tensor]]()
-    having = [(module, own) for module in _modules() if (own := _own_parameters(module, wanted))] if wanted else []
+    having = (
+        [(module, own) for module in _all_of(nn.Module) if (own := _own_parameters(module, wanted))] if wanted else []
+    )
     for module, own in sorted(having, key=lambda one: (-len(one[1]), -len("".join(one[1])))):
         left = {name: one for name, one in own.items() if wanted.pop(id(one), None) is not None}
         if left:
@@ -286,10 +292,10 @@ def _named_by_module(parameters: Sequence[torch.Tensor]) -> dict[str, dict[str, 
     return named
 
 
-def _modules() -> list[nn.Module]:
-    """Return all modules of the process."""
+def _all_of(kind: type[_T]) -> list[_T]:
+    """Return all objects of this class in the process."""
     # `isinstance` would access ``__class__``, which makes some objects print warnings.
-    return [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+    return [one for one in gc.get_objects() if issubclass(type(one), kind)]
 
 
 def _gradient(parameter: torch.Tensor) -> tuple[int, int] | None:

@@ -95,6 +95,7 @@ def test_a_module_that_is_never_called() -> None:
         pytest.param("frozen", (), id="frozen-after-wrapping"),
         pytest.param("changed", (), id="trained-by-something-else"),
         pytest.param("later", (), id="of-an-optimizer-that-steps-later"),
+        pytest.param("rarely", (), id="of-an-optimizer-that-has-not-stepped"),
         pytest.param("copies", (), id="of-which-optimizers-have-copies"),
     ],
 )
@@ -102,7 +103,7 @@ def test_parameters_that_no_optimizer_has(change: str | None, names: tuple[str, 
     ddp = DDP(nn.Sequential(ones(2, 1), ones(1, 1)))
     lower, upper = ddp.module
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))] if change == "copies" else upper.parameters(), lr=1.0)
-    of_lower = torch.optim.SGD(lower.parameters(), lr=1.0)
+    of_lower = torch.optim.SGD(lower.parameters(), lr=1.0) if change in ("later", "rarely") else None
     unaveraged = Unaveraged(TrainingDevice())
     unaveraged.forward_begins(ddp)
     unaveraged.optimizer_ends(optimizer)
@@ -112,6 +113,7 @@ def test_parameters_that_no_optimizer_has(change: str | None, names: tuple[str, 
     if change == "changed":
         lower.weight.data = lower.weight.data - 1
     if change == "later":
+        assert of_lower is not None
         unaveraged.optimizer_ends(of_lower)
     unaveraged.second_look(5)
     found = unaveraged.facts()["untrained"]
