@@ -166,6 +166,7 @@ def test_host_reads(read_ns: int | None, reads: tuple[HostRead, ...], title: str
         pytest.param(OptimizerFacts("Rprop", 8), "cuda", 3, False, id="cannot-be"),
         pytest.param(OptimizerFacts("AdamW", 8, could_be_fused=True), "cpu", 3, False, id="little-on-cpu"),
         pytest.param(OptimizerFacts("AdamW", 8, could_be_fused=True), "cpu", 5, True, id="much-on-cpu"),
+        pytest.param(OptimizerFacts("SGD", 0, could_be_fused=True), "cpu", 5, False, id="plain-sgd-on-cpu"),
         pytest.param(OptimizerFacts("Lamb", 8, num_groups=24, num_parameters=24), "cpu", 5, True, id="small-groups"),
         pytest.param(OptimizerFacts("Lamb", 8, num_groups=24, num_parameters=96), "cpu", 5, False, id="large-groups"),
         pytest.param(OptimizerFacts("AdamW", 8, could_be_fused=True), "cuda", 0.9, False, id="hardly-any-time"),
