@@ -24,6 +24,11 @@ def findings(mistake: str, ddpprof: Run, report: Report) -> dict[str, dict[str, 
     [
         pytest.param("unused", "unused-parameters", "spare.weight, spare.bias", id="unused-parameters"),
         pytest.param("unused_unsearched", "unused-parameters", "spare.weight, spare.bias", id="ddp-stops-for-them"),
+        pytest.param(
+            "only_the_body", "untrained-parameters", "norm.weight, norm.bias, spare.weight", id="no-optimizer-has-them"
+        ),
+        pytest.param("teacher", "untrained-parameters", "of Model outside DDP get", id="a-teacher", marks=LONG),
+        pytest.param("double", "double-precision", "torch.float64", id="double-precision", marks=LONG),
         pytest.param("same_seed", "same-random-numbers", "Both ranks draw", id="same-seed", marks=LONG),
         pytest.param("no_sampler", "same-samples", "RandomSampler draws them", id="no-sampler", marks=LONG),
         pytest.param("same_checkpoint", "same-checkpoint", "checkpoint.pt", id="same-checkpoint", marks=LONG),
@@ -119,5 +124,9 @@ def test_sound_training_is_accused_of_nothing(ddpprof: Run, report: Report) -> N
         "debugging-setting",
         "gradients-discarded",
         "uneven-work",
+        "untrained-parameters",
+        "double-precision",
+        "growing-steps",
+        "optimizer-not-fused",
     }
     assert not accusations & findings("none", ddpprof, report).keys()

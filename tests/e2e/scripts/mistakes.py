@@ -87,7 +87,11 @@ def main():
     sampler = None if mistake == "no_sampler" else DistributedSampler(data)
     loader = DataLoader(data, batch_size=8, sampler=sampler, shuffle=sampler is None)
     evaluated = DataLoader(Subset(data, range(16)), batch_size=8)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    if mistake == "double":
+        model.double()
+    teacher = Model() if mistake == "teacher" else None
+    trained = model.module.body if mistake == "only_the_body" else model
+    optimizer = torch.optim.SGD(trained.parameters(), lr=1e-4)
     always = mistake not in ("unused", "unused_unsearched")
     for epoch in range(3):
         if sampler is not None and mistake != "no_set_epoch":
@@ -101,7 +105,11 @@ def main():
             elif mistake == "bad_batch" and (epoch, index, dist.get_rank()) == (1, 4, 1):
                 x[0] = float("nan")
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x, use_spare=use_spare), y).backward()
+            outputs = model(x.double() if mistake == "double" else x, use_spare=use_spare)
+            loss = nn.functional.cross_entropy(outputs, y)
+            if teacher is not None:
+                loss = loss + nn.functional.mse_loss(outputs, teacher(x, use_spare=True))
+            loss.backward()
             optimizer.step()
             work_beside_training(mistake, index, model, evaluated)
         if mistake == "same_checkpoint" or dist.get_rank() == 0:
