@@ -92,7 +92,9 @@ def pauses_in(steps: JobSteps) -> tuple[Pause, ...]:
         mine = left & ((steps.flags & int(flag)) != 0)
         left &= ~mine
         if mine.any():
-            pauses.append(Pause(kind, int(mine.sum()), int(left_ns[mine].sum())))
+            extra_ns = int(left_ns[mine].sum())
+            where = _where_longer(steps, mine, extra_ns) if kind is PauseKind.EVALUATION else (None, ())
+            pauses.append(Pause(kind, int(mine.sum()), extra_ns, None, *where))
     long = steps.is_usual & (steps.length_ns > _LONG * normal_ns)
     if long.any():
         extra_ns, every = int(left_ns[long].sum()), _regular_distance(steps.number[long])

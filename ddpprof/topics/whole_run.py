@@ -384,6 +384,8 @@ def long_steps(run: WholeRun, view: View) -> Iterator[Finding]:
 
 
 def _title(pause: Pause, num_ranks: int) -> str:
+    if pause.kind is PauseKind.EVALUATION and 0 < len(pause.ranks) < num_ranks:
+        return f"Evaluation on {ranks_in_words(pause.ranks)}, for which the other ranks wait, takes"
     if pause.kind is not PauseKind.UNKNOWN:
         return _TITLES[pause.kind]
     which = "Some steps take" if pause.every is None else f"One in {pause.every} steps takes"

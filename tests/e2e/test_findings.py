@@ -65,7 +65,7 @@ def test_ranks_that_take_turns_at_being_late(ddpprof: Run, report: Report) -> No
 @pytest.mark.long
 def test_evaluations_that_take_much_of_the_run_are_found(ddpprof: Run, report: Report) -> None:
     found = findings("evaluates_often", ddpprof, report)["long-steps"]
-    assert found["title"].startswith("Evaluation takes")
+    assert found["title"].startswith("Evaluation on rank 0, for which the other ranks wait, takes")
     assert found["numbers"]["extra_ns"] / found["numbers"]["num_steps"] == pytest.approx(100e6, abs=20e6)
 
 

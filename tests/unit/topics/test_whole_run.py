@@ -463,6 +463,20 @@ def test_where_long_steps_take_longer_is_said(
     assert (found.change is not None) is (part is StepPart.DATA)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "title"),
+    [
+        ((0,), "Evaluation on rank 0, for which the other ranks wait, takes 30% of the run"),
+        ((0, 1), "Evaluation takes 30% of the run"),
+        ((), "Evaluation takes 30% of the run"),
+    ],
+)
+def test_the_rank_that_evaluates_alone_is_named(ranks: tuple[int, ...], title: str, tmp_path: Path) -> None:
+    pause = Pause(PauseKind.EVALUATION, 15, 3 * SECOND, None, StepPart.OTHER if ranks else None, ranks)
+    (found,) = long_steps(WholeRun(110, 10, 10 * SECOND, two_ranks(tmp_path), pauses=(pause,)), View(2, 70_000_000))
+    assert found.title == title
+
+
 def test_several_ranks_take_a_plural() -> None:
     pause = Pause(PauseKind.UNKNOWN, 15, 3 * SECOND, 4, StepPart.OTHER, (0, 2))
     (found,) = long_steps(WholeRun(110, 10, 10 * SECOND, (), pauses=(pause,)), View(4, 70_000_000))
