@@ -50,6 +50,10 @@ PLANTS = {
     "sharded_optimizer": Plant(("optimizer-broadcasts",), ("mlp", "transformer"), (1,), is_mended_by_ddpprof=False),
     "gradient_hooks": Plant(("code-in-backward",), ("mlp", "transformer"), is_mended_by_ddpprof=False),
     "late_stem": Plant(("late-parameter",), ("mlp",), (1,), is_mended_by_ddpprof=False),
+    "forgotten": Plant(("untrained-parameters",), ("mlp",), is_mended_by_ddpprof=False),
+    "teacher": Plant(("untrained-parameters",), ("mlp",), is_mended_by_ddpprof=False),
+    "double": Plant(("double-precision",), ("mlp",), is_mended_by_ddpprof=False),
+    "unfused": Plant(("optimizer-not-fused",), ("transformer",), is_mended_by_ddpprof=False),
     "one_graph": Plant(("compiled-graphs",), ("mlp", "transformer"), (1,)),
     "straggler": Plant(("straggler", "slow-rank"), ("mlp", "convnet"), (None, 1), is_mended_by_ddpprof=False),
 }

@@ -157,11 +157,14 @@ def main() -> None:
     batches = iter(DataLoader(SlowBatches(), batch_size=1)) if given.plant == "slow_loader" else None
     sizes = random.Random(0 if given.mended else dist.get_rank()) if given.plant == "uneven" else None
     inputs, targets = training.inputs, training.targets
+    if plant == "double":
+        inputs, targets = training.inputs, training.targets = inputs.double(), targets.double()
+    teacher = parts_of(given.model)[2] if given.plant == "teacher" else None
     while True:
         if sizes is not None:
             size = int(sizes.uniform(SMALLEST_BATCH, 1) * len(inputs))
             training.inputs, training.targets = inputs[:size], targets[: size * len(targets) // len(inputs)]
-        step(training, plant, batches)
+        step(training, plant, batches, teacher)
 
 
 def change_model(ddp: DistributedDataParallel, plant: str | None, *, is_mended: bool) -> None:
@@ -173,6 +176,11 @@ def change_model(ddp: DistributedDataParallel, plant: str | None, *, is_mended: 
     if plant == "dense_embeddings" and is_mended:
         for table in ddp.module.tables:
             table.sparse = True
+    if plant == "forgotten" and is_mended:
+        for parameter in first_half(ddp.module):
+            parameter.requires_grad_(False)
+    if plant == "double" and not is_mended:
+        ddp.module.double()
     if plant == "one_graph":
         torch._dynamo.config.optimize_ddp = is_mended  # type: ignore[assignment]
         ddp.module = torch.compile(ddp.module, backend="aot_eager")
@@ -182,10 +190,20 @@ def change_model(ddp: DistributedDataParallel, plant: str | None, *, is_mended: 
                 layer.register_forward_hook(exchange)
 
 
+def first_half(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of the first half of the layers."""
+    parameters = list(model.parameters())
+    return parameters[: len(parameters) // 2]
+
+
 def optimizer_of(model: nn.Module, plant: str | None, *, is_mended: bool) -> torch.optim.Optimizer:
     if plant == "sharded_optimizer" and not is_mended:
         return ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=1e-4, momentum=0.9)
-    return torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.0 if plant == "dense_embeddings" else 0.9)
+    if plant == "unfused":
+        return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=is_mended)
+    left_out = {id(one) for one in first_half(model)} if plant == "forgotten" else set()
+    trained = [one for one in model.parameters() if id(one) not in left_out]
+    return torch.optim.SGD(trained, lr=1e-4, momentum=0.0 if plant == "dense_embeddings" else 0.9)
 
 
 def train_gan(*, is_wasteful: bool) -> Never:
@@ -208,13 +226,16 @@ def train_gan(*, is_wasteful: bool) -> Never:
         of_generator.step()
 
 
-def step(training: Training, plant: str | None, batches: Any) -> None:
+def step(training: Training, plant: str | None, batches: Any, teacher: nn.Module | None) -> None:
     if batches is not None:
         next(batches)
     training.optimizer.zero_grad()
     for _ in range(PASSES if plant == "every_pass" else 1):
         outputs = training.model(training.inputs)
         loss = training.loss(outputs, training.targets)
+        if teacher is not None:
+            with nullcontext() if plant == "teacher" else torch.no_grad():
+                loss = loss + 1e-3 * nn.functional.mse_loss(outputs, teacher(training.inputs))
         loss.backward()
     if plant == "averaging":
         for parameter in training.model.parameters():
