@@ -2,11 +2,11 @@ r"""Measure the collectives that the model's layers, such as SyncBatchNorm, call
 
     forward  = launched within DDP's forward, neither by DDP itself nor as a barrier
     backward = launched by a node of the autograd graph, but not by a gradient hook, which launches DDP's buckets
-    exposed  = |layers' communication \ (compute OR other communication)|
+    exposed  = |layers' communication \ compute|
 
 SyncBatchNorm gathers its statistics in the forward, and all-reduces sums of their gradients in the backward. A layer
-waits for the result immediately, so hardly any of this communication is hidden. Collectives of the backward pass count
-only if the trace shows the gradient hooks.
+waits for the result immediately, so hardly any of this communication is hidden. It may also wait for buckets that are
+being sent. Collectives of the backward pass count only if the trace shows the gradient hooks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ddpprof.intervals import Spans, subtract, union_of
 from ddpprof.layout import in_ms
 from ddpprof.model import UNKNOWN, CollectiveKind, DdpModule, Mark, Phase, Rank, RecordedStep, Trace
 from ddpprof.topics.buckets.steps import gradient_hooks
-from ddpprof.topics.script_collectives import barriers, busy_around, spans_of_ddp
+from ddpprof.topics.script_collectives import barriers, computation_around, spans_of_ddp
 from ddpprof.topics.steps.overlap import marked_spans
 
 _SYNC_BATCH_NORM = "SyncBatchNorm"
@@ -44,9 +44,7 @@ class LayerCalls:
     time_ns: Annotated[
         int, Number("time during which at least one of these collectives runs, including waiting for other ranks")
     ]
-    exposed_ns: Annotated[
-        int, Number("part of `time_ns` during which neither computation nor other communication runs")
-    ]
+    exposed_ns: Annotated[int, Number("part of `time_ns` during which no computation runs")]
 
 
 def measure_layer_calls(trace: Trace, step: int, recorded: RecordedStep | None = None) -> LayerCalls | None:
@@ -60,7 +58,7 @@ def measure_layer_calls(trace: Trace, step: int, recorded: RecordedStep | None =
     if not len(rows):
         return None
     spans = union_of(comm, rows)
-    exposed = subtract(spans, busy_around(trace, rows))
+    exposed = subtract(spans, computation_around(trace, rows))
     layer = _layer(trace, forward, backward)
     return LayerCalls(layer, len(forward), len(backward), spans.total_ns, exposed.total_ns)
 

@@ -232,13 +232,19 @@ _MOST_FURTHER = 2
 
 def busy_around(trace: Trace, rows: NDArray[np.int64]) -> Spans:
     """Return computation and other communication that may run during the given collectives."""
-    comm, compute = trace.collectives, trace.compute
+    comm = trace.collectives
     if not len(rows):
         return NO_SPANS
     begin, end = comm.start_ns[rows].min(), comm.end_ns[rows].max()
-    near = np.flatnonzero((compute.end_ns > begin) & (compute.start_ns < end))
     others = np.setdiff1d(np.flatnonzero((comm.end_ns > begin) & (comm.start_ns < end)), rows)
-    return merge(union_of(compute, near), union_of(comm, others))
+    return merge(computation_around(trace, rows), union_of(comm, others))
+
+
+def computation_around(trace: Trace, rows: NDArray[np.int64]) -> Spans:
+    """Return computation that may run during the given collectives, of which there must be at least one."""
+    comm, compute = trace.collectives, trace.compute
+    begin, end = comm.start_ns[rows].min(), comm.end_ns[rows].max()
+    return union_of(compute, np.flatnonzero((compute.end_ns > begin) & (compute.start_ns < end)))
 
 
 def summarize_outside(ranks: Sequence[Sequence[tuple[OutsideCalls, ...] | None]]) -> tuple[OutsideCalls, ...] | None:

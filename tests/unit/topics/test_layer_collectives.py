@@ -36,6 +36,10 @@ def test_calls_of_layers_are_told_from_those_of_ddp() -> None:
     assert measure_layer_calls(step(BUFFERS, GATHER, OF_NODE, OF_HOOK), 0) == LayerCalls(
         "SyncBatchNorm", num_forward=1, num_backward=1, time_ns=90, exposed_ns=80
     )
+    bucket = collective(230, 380, launched=310, phase=Phase.BACKWARD)
+    waiting = measure_layer_calls(step(OF_NODE, bucket), 0)
+    assert waiting is not None
+    assert waiting.exposed_ns == 40, "the layer also waits while a bucket is sent"
     assert measure_layer_calls(step(BUFFERS, OF_HOOK), 0) is None
 
 
