@@ -235,7 +235,8 @@ def step(training: Training, plant: str | None, batches: Any, teacher: nn.Module
         loss = training.loss(outputs, training.targets)
         if teacher is not None:
             with nullcontext() if plant == "teacher" else torch.no_grad():
-                loss = loss + 1e-3 * nn.functional.mse_loss(outputs, teacher(training.inputs))
+                aims = teacher(training.inputs)
+            loss = loss + 1e-3 * nn.functional.mse_loss(outputs, aims)
         loss.backward()
     if plant == "averaging":
         for parameter in training.model.parameters():
