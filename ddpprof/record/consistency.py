@@ -297,7 +297,7 @@ def _all_of(kind: type[_T]) -> list[_T]:
     kinds: set[type] = {kind}
     waiting: list[type] = [kind]
     while waiting:
-        new = set(type.__subclasses__(waiting.pop())) - kinds
+        new: set[type] = set(type.__subclasses__(waiting.pop())) - kinds
         kinds |= new
         waiting += new
     # `isinstance` would access ``__class__``, which makes some objects print warnings.
