@@ -280,7 +280,7 @@ _OF_CUDA = (
 _OF_OTHERS = "torch.compile(model), if it has a backend for this device, or a larger batch"
 
 
-def optimizer_not_fused(_late_ns: int, view: View) -> Iterator[Finding]:
+def optimizer_not_fused(took_ns: int, view: View) -> Iterator[Finding]:
     """Report an unfused optimizer, or one with many small groups, for each of which it runs separate operators.
 
     On CPU, only an optimizer that takes much of the step is reported. There, plain SGD, which has no state, is hardly
@@ -292,13 +292,12 @@ def optimizer_not_fused(_late_ns: int, view: View) -> Iterator[Finding]:
         unfused = [one for one in unfused if one.state_bytes]
     slow = [one for one in optimizers if one in unfused or _has_small_groups(one)]
     least_ns = _MUCH * (view.step_ns or 0) if view.device == "cpu" else 0
-    took_ns = view.optimizer_ns or 0
     if view.device is None or not slow or not view.worth(took_ns) or took_ns < least_ns:
         return
     one = max(slow, key=lambda facts: facts.num_groups)
     title, advice = [], []
     if one in unfused:
-        title.append("runs separate operators for each operation, although it has a fused implementation")
+        title.append("runs each operation separately, although it has a fused implementation")
         advice.append(f"Pass fused=True: {one.name}(…, fused=True). Results may differ by rounding.")
     if _has_small_groups(one):
         title.append(f"has {one.num_groups} groups for {one.num_parameters} parameters")
@@ -323,7 +322,6 @@ _MANY_GROUPS = 20
 _SMALL_GROUP = 4
 """number of parameters"""
 
-IDLE: Topic[None, int] = Topic(
-    "idle", rules=(launch_bound, host_reads, optimizer_not_fused), of_run=lambda view: view.launch_bound_ns
-)
+IDLE: Topic[None, int] = Topic("idle", rules=(launch_bound, host_reads), of_run=lambda view: view.launch_bound_ns)
+OPTIMIZERS: Topic[None, int] = Topic("optimizers", rules=(optimizer_not_fused,), of_run=lambda view: view.optimizer_ns)
 """time that the accelerator waits for the host to launch work, ns per step"""

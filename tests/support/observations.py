@@ -16,7 +16,7 @@ from ddpprof.topics.checkpoints import CHECKPOINTS
 from ddpprof.topics.data import DATA, RANDOM_NUMBERS, DataLoading
 from ddpprof.topics.devices import DEVICES, DataParallelStep
 from ddpprof.topics.hangs import HANGS, HangRisks
-from ddpprof.topics.idle import IDLE
+from ddpprof.topics.idle import IDLE, OPTIMIZERS
 from ddpprof.topics.losses import LOSSES
 from ddpprof.topics.overlap_slowdown import OVERLAP_SLOWDOWN, OverlapSlowdownReport
 from ddpprof.topics.process_settings import HOST_THREADS, HostThreads
@@ -80,7 +80,9 @@ def observed(module: DdpModule | None = None, buckets: Any = (), **changes: Any)
         shown[BUCKETS.name] = tuple(bucket(module, i, **known) for i, known in enumerate(buckets))
     shown[BUFFER_SYNCS.name] = replace(_ONCE, **syncs)
     view = View(**{"world_size": 2, "step_ns": STEP_NS, "modules": modules, **changes})
-    derived = {one.name: one.of_run(view) for one in (UNUSED_PARAMETERS, GRADIENT_COPIES, IDLE) if one.of_run}
+    derived = {
+        one.name: one.of_run(view) for one in (UNUSED_PARAMETERS, GRADIENT_COPIES, IDLE, OPTIMIZERS) if one.of_run
+    }
     return replace(view, shown={**shown, **derived})
 
 
