@@ -106,10 +106,11 @@ class Tried(NamedTuple):
 
 TRACK_RECORD: Mapping[str, Tried] = {
     "buckets-too-large": Tried(15, 15),
+    "compiled-graphs": Tried(1, 1),
     "dense-embedding-gradients": Tried(1, 1),
     "idle-for-data": Tried(2, 2),
     "reduces-every-pass": Tried(5, 5),
-    "trailing-communication": Tried(21, 21),
+    "trailing-communication": Tried(22, 22),
 }
 """trials of each rule with a clear result, from `analyses/advice/results.json`; other rules have not been tried"""
 
