@@ -211,7 +211,7 @@ class Unaveraged(Listener):
         """Find which stored parameters have been trained since the first check. Call this between two steps."""
         if not self._has_looked or all(step <= one.step for one in (*self._candidates, *self._may_be_untrained)):
             return
-        self._untrained = (*self._untrained, *self._still_untrained())
+        self._untrained = tuple(self._still_untrained()) or self._untrained
         candidates, self._candidates = self._candidates, []
         found: list[UnaveragedParameters] = []
         for one in candidates:
