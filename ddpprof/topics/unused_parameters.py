@@ -22,7 +22,7 @@ from ddpprof.engine.finding import (
 )
 from ddpprof.engine.frameworks import ddp_argument, without_ddp_argument
 from ddpprof.engine.topic import Topic, View
-from ddpprof.layout import in_ms
+from ddpprof.layout import count, in_ms
 from ddpprof.model import DdpModule, Parameter
 from ddpprof.words import listed
 
@@ -245,13 +245,12 @@ def untrained_parameters(modules: Sequence[DdpModule], view: View) -> Iterator[F
         if (one.is_wrapped and unused.intersection(one.names)) or not view.worth(gain_ns):
             continue
         is_one = len(one.names) == 1
-        number = "1 parameter" if is_one else f"{len(one.names)} parameters"
         they, them, their, are = ("it", "it", "its", "is") if is_one else ("they", "them", "their", "are")
         whose = f"{one.module or 'the script'}{'' if one.is_wrapped else ' outside DDP'}"
         yield Finding(
             "untrained-parameters",
-            f"{number} of {whose} {'gets a gradient' if is_one else 'get gradients'}, but no optimizer has {them}: "
-            f"{listed(one.names, _MOST_NAMED)}",
+            f"{count(len(one.names), 'parameter')} of {whose} {'gets a gradient' if is_one else 'get gradients'}, but "
+            f"no optimizer has {them}: {listed(one.names, _MOST_NAMED)}",
             f"{they} {are} {size(one.num_bytes)} of {size(all_bytes)}; no value changed in the recorded steps"
             f"{', although DDP reduces the gradients' if one.is_wrapped else ''}",
             (_FREEZE if one.is_wrapped else _WITHOUT_GRADIENTS).format(they=they, their=their, them=them),

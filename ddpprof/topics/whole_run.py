@@ -105,11 +105,16 @@ def _took_ns(one: StepSlowdown, run: WholeRun) -> int:
 
 def _at_first_and_last(run: WholeRun) -> str:
     """Return the median step time at the start and at the end of the run, without steps that have a `StepFlag`."""
-    stretches = run.shown.stretches if run.shown is not None else ()
-    parts = [one for one in stretches if one.num_flagged < one.num_steps]
+    parts = _with_usual_steps(run)
     if len(parts) < 2 or sum(one.num_steps for one in parts) < _LEAST_STEPS * len(parts) / 2:
         return ""
     return f"median step {in_ms(parts[0].median_ns)} at the start, {in_ms(parts[-1].median_ns)} at the end"
+
+
+def _with_usual_steps(run: WholeRun) -> list[Stretch]:
+    """Return the stretches that have a step without a `StepFlag`."""
+    stretches = run.shown.stretches if run.shown is not None else ()
+    return [one for one in stretches if one.num_flagged < one.num_steps]
 
 
 def _growth(run: WholeRun) -> list[str]:
@@ -424,7 +429,7 @@ def _keep_workers(view: View) -> Change | None:
 
 def growing_steps(run: WholeRun, view: View) -> Iterator[Finding]:
     """Report steps that become longer and longer over the run, as if something grew with their number."""
-    stretches = [one for one in (run.shown.stretches if run.shown else ()) if one.num_flagged < one.num_steps]
+    stretches = _with_usual_steps(run)
     if len(stretches) < _LEAST_STRETCHES or run.steps is None:
         return
     first, last = stretches[0], stretches[-1]
@@ -434,13 +439,14 @@ def growing_steps(run: WholeRun, view: View) -> Iterator[Finding]:
     gain_ns = max(0, run.steps.mean_ns - first.median_ns)
     if not grows or num_steps < _LEAST_STEPS * 2 or not view.worth(gain_ns):
         return
-    part, longer_ns = max(_longer_parts(first, last).items(), key=lambda one: one[1])
+    at_start, at_end = _parts(first), _parts(last)
+    part = max(at_end, key=lambda name: at_end[name] - at_start[name])
     memory = "".join(f"; {one}" for one in _growth(run))
     yield Finding(
         "growing-steps",
         f"Steps become longer and longer: {in_ms(first.median_ns)} at the start, {in_ms(last.median_ns)} at the end",
-        f"medians of {len(stretches)} ranges of {num_steps:,} steps; {part} takes {in_ms(longer_ns)} longer at the "
-        f"end{memory}",
+        f"medians of {len(stretches)} ranges of {num_steps:,} steps; {part} takes "
+        f"{in_ms(at_end[part] - at_start[part])} longer at the end{memory}",
         "Find what grows with the number of steps: a list of losses or outputs that keep their graphs (append "
         "loss.item() or output.detach()), a queue or cache that is never trimmed, hooks that are registered again in "
         "each step, or a file that is read or written as a whole. Inputs may also grow by design.",
@@ -450,17 +456,15 @@ def growing_steps(run: WholeRun, view: View) -> Iterator[Finding]:
     )
 
 
-def _longer_parts(first: Stretch, last: Stretch) -> dict[str, int]:
-    """Return how much longer each part of the step takes in the last stretch, ns, by its name with an article."""
+def _parts(stretch: Stretch) -> dict[str, int]:
+    """Return the mean time of each part of a step, ns. The names are for use in a sentence."""
     parts = {
-        "waiting for data": [one.data_ns for one in (first, last)],
-        "the forward pass": [one.forward_ns for one in (first, last)],
-        "the backward pass": [one.backward_ns for one in (first, last)],
-        "the optimizer": [one.optimizer_ns for one in (first, last)],
+        "waiting for data": stretch.data_ns,
+        "the forward pass": stretch.forward_ns,
+        "the backward pass": stretch.backward_ns,
+        "the optimizer": stretch.optimizer_ns,
     }
-    rest = [one.mean_ns - sum(of[index] for of in parts.values()) for index, one in enumerate((first, last))]
-    parts["other code of the script"] = rest
-    return {name: at_end - at_start for name, (at_start, at_end) in parts.items()}
+    return {**parts, "other code of the script": stretch.mean_ns - sum(parts.values())}
 
 
 _LEAST_STRETCHES = 5

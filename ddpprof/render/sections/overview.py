@@ -343,7 +343,7 @@ _IDLE_OF_HOST = "time between operations, for example in Python code"
 
 
 def _larger_cost(steps: Sequence[StepReport], exposed_ns: float, profiled_ns: float, idle: str) -> str:
-    """Return a sentence if something else than the model and the optimizer takes more time than communication does."""
+    """Return a sentence that names the largest cost, if it is not communication, the model or the optimizer."""
     parts = [step.parts for step in steps if step.parts is not None]
     costs = {
         "waiting for data": mean_of(parts, lambda one: one.data_ns) or 0,

@@ -356,30 +356,31 @@ def late_parameter(rows: Rows, view: View) -> Iterator[Finding]:
     for module, buckets in _gradient_buckets(rows, view):
         if searches(module) and uses_everything(module):
             continue
-        bucket, waiting = max(_blocking(buckets), key=lambda one: max(one[1]), default=(None, ()))
-        if bucket is None:
+        blocking = max(_blocking(buckets), key=lambda one: max(one[2]), default=None)
+        if blocking is None:
             continue
+        bucket, parameter, waiting = blocking
         bound = min(view.exposed_ns, bucket.num_passes * max(waiting))
         in_order = None if is_rebuilt(module) else view.predictions.without_unused_search
         gain_ns, predicted = hoped_for(bound, in_order)
         if view.worth(gain_ns, predicted):
             yield Finding(
                 "late-parameter",
-                f"{bucket.slowest_parameter} delays {len(waiting) + 1} buckets",
+                f"{parameter} delays {len(waiting) + 1} buckets",
                 f"its gradient is the last of bucket {bucket.index}, for which {count(len(waiting), 'bucket')} "
                 f"{'waits' if len(waiting) == 1 else 'wait'} up to {in_ms(max(waiting))}, because DDP launches buckets "
                 "in order",
-                _reorder(module, bucket.slowest_parameter or ""),
+                _reorder(module, parameter),
                 gain_ns,
                 predicted=predicted,
                 cause_ns=bound,
-                subject={"parameter": bucket.slowest_parameter or "", "bucket": bucket.index},
+                subject={"parameter": parameter, "bucket": bucket.index},
                 numbers=only_known(waiting_ns=max(waiting), num_buckets=len(waiting) + 1),
             )
 
 
-def _blocking(buckets: Sequence[BucketRow]) -> Iterator[tuple[BucketRow, Sequence[int]]]:
-    """Yield buckets for which later buckets wait, and for how long each of these waits, ns.
+def _blocking(buckets: Sequence[BucketRow]) -> Iterator[tuple[BucketRow, str, Sequence[int]]]:
+    """Yield buckets for which later buckets wait, their last parameter, and how long each of the later ones waits, ns.
 
     A bucket that itself waits for an earlier bucket does not count.
     """
@@ -390,7 +391,7 @@ def _blocking(buckets: Sequence[BucketRow]) -> Iterator[tuple[BucketRow, Sequenc
         ready = [one.ready_ns for one in buckets[position + 1 :] if one.ready_ns is not None]
         waiting = [bucket.ready_ns - max(ns, before_ns) for ns in ready if ns < bucket.ready_ns]
         if waiting:
-            yield bucket, waiting
+            yield bucket, bucket.slowest_parameter, waiting
         before_ns = bucket.ready_ns
 
 
