@@ -138,10 +138,15 @@ class _UserLine:
 
 
 def _of_user(frame: FrameType | None) -> _UserLine | None:
-    """Return the innermost frame of the user's code, starting at `frame`; ``None`` if there is none."""
+    """Return the innermost frame of the user's code, starting at `frame`.
+
+    Return ``None`` if there is none, or if it runs a backward pass.
+    """
     called = ""
     while frame is not None:
         one = Frame(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
+        if one.function == _RUNS_BACKWARD:
+            return None
         if one.is_of_user:
             return _UserLine(one, called, frame.f_back)
         if _OF_OWN not in one.file:

@@ -55,6 +55,14 @@ def test_a_hook_that_takes_time_is_named(ddpprof: Run, report: Report) -> None:
 
 
 @pytest.mark.long
+def test_work_outside_the_passes_is_named(ddpprof: Run, report: Report) -> None:
+    """Each weight is averaged by its own operators, which leave no long gaps between them."""
+    found = findings("weights_averaged", ddpprof, report)
+    assert found["code-outside-passes"]["title"].endswith("in average_weights")
+    assert "script-code" not in found
+
+
+@pytest.mark.long
 def test_ranks_that_take_turns_at_being_late(ddpprof: Run, report: Report) -> None:
     """In each step, one of the two ranks works 30 ms longer, which is 15 ms more than the mean."""
     found = findings("take_turns", ddpprof, report)
@@ -121,6 +129,7 @@ def test_sound_training_is_accused_of_nothing(ddpprof: Run, report: Report) -> N
         "buckets-too-small",
         "script-code",
         "code-in-backward",
+        "code-outside-passes",
         "debugging-setting",
         "gradients-discarded",
         "uneven-work",

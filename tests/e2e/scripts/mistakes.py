@@ -60,8 +60,17 @@ def write_log():
     time.sleep(0.03)
 
 
-def work_beside_training(mistake, index, model, evaluated):
+@torch.no_grad()
+def average_weights(model, averages):
+    for decay in range(60):
+        for average, parameter in zip(averages, model.parameters(), strict=True):
+            average.mul_(decay / 60).add_(parameter, alpha=1 - decay / 60)
+
+
+def work_beside_training(mistake, index, model, evaluated, averages):
     rank = dist.get_rank()
+    if mistake == "weights_averaged":
+        average_weights(model, averages)
     takes_turn = mistake == "take_turns" and index % 2 == rank
     if mistake == "slow_log" or (mistake == "slow_log_of_a_rank" and rank == 1) or takes_turn:
         write_log()
@@ -92,6 +101,7 @@ def main():
     teacher = Model() if mistake == "teacher" else None
     trained = model.module.body if mistake == "only_the_body" else model
     optimizer = torch.optim.SGD(trained.parameters(), lr=1e-4)
+    averages = [parameter.detach().clone() for parameter in model.parameters()]
     always = mistake not in ("unused", "unused_unsearched")
     for epoch in range(3):
         if sampler is not None and mistake != "no_set_epoch":
@@ -111,7 +121,7 @@ def main():
                 loss = loss + nn.functional.mse_loss(outputs, teacher(x, use_spare=True))
             loss.backward()
             optimizer.step()
-            work_beside_training(mistake, index, model, evaluated)
+            work_beside_training(mistake, index, model, evaluated, averages)
         if mistake == "same_checkpoint" or dist.get_rank() == 0:
             torch.save(model.state_dict(), "checkpoint.pt")
     time.sleep(0.2)

@@ -16,6 +16,7 @@ from ddpprof.topics.script_code import (
     CodeLine,
     RankCode,
     code_in_backward,
+    code_outside_passes,
     longest_line,
     measure_code,
     script_code,
@@ -97,6 +98,66 @@ def test_the_finding_on_hooks_and_checkpointing() -> None:
     assert found.title == "Code of the script takes 7.00 ms of the backward pass, mostly at train.py:21 in hook"
     assert (found.gain_ns, found.may_be_meant, found.subject) == (7 * MS, True, {"line": HOOK})
     assert list(code_in_backward(ranks, View(2, step_ns=150 * MS))) == [], "less than 5 %"
+
+
+AVERAGE, CLIP = "/a/train.py:33 in average", "/a/train.py:25 in main"
+
+
+def with_work_outside(device: str, is_in_framework: bool = False) -> Rank:
+    """A step from 0 to 20 ms, with work between these passes.
+
+    The forward ends at 6 ms, the backward at 12 ms. Clipping runs until 14 ms, the optimizer until 15 ms. Weights are
+    averaged from 15 to 19 ms, with operators from 15 to 15.4, 15.7 to 17 and 18 to 19 ms; a collective ends at 19.5 ms.
+    """
+    phases = [(2, 6, Phase.FORWARD), (6, 7, Phase.OTHER), (7, 12, Phase.BACKWARD), (12.2, 14, Phase.OTHER)]
+    phases += [(14, 15, Phase.OPTIMIZER), (15, 15.4, Phase.OTHER), (15.7, 17, Phase.OTHER), (18, 19, Phase.OTHER)]
+    compute = [(int(start * MS), int(end * MS), phase, 0) for start, end, phase in phases]
+    marks = [(Mark.DATA, 0, 2), (Mark.FORWARD, 2, 6), (Mark.BACKWARD, 7, 12), (Mark.OPTIMIZER, 14, 15)]
+    host = [(mark, start * MS, end * MS, 0) for mark, start, end in marks]
+    comm = [collective(int(18.5 * MS), int(19.5 * MS), launched=int(18.5 * MS), phase=Phase.OTHER)]
+    made = trace([(0, 20 * MS)], compute=compute, host=host, comm=comm, epoch=1000, device=device)
+    samples = CodeSamples(
+        began_ns=1000,
+        ends_us=(2000, 12_000, 15_000, 20_000),
+        places=(-1, -1, 1, 0),
+        lines=(AVERAGE, CLIP),
+        is_in_framework=(is_in_framework, True),
+    )
+    return Rank(0, made, record(code_samples=samples, device=device))
+
+
+@pytest.mark.parametrize(
+    ("device", "is_in_framework", "average_us", "clip_us"),
+    [
+        # 15 to 18.5 ms, and 19.5 to 20 ms; without the gap from 17 to 18 ms, which is the script's own Python code
+        pytest.param("cpu", False, 2500, 2000, id="cpu"),
+        pytest.param("cpu", True, 4000, 2000, id="library"),
+        pytest.param("cuda", False, 2700, 1800, id="kernels"),
+    ],
+)
+def test_lines_take_time_outside_the_passes(device: str, is_in_framework: bool, average_us: int, clip_us: int) -> None:
+    found = measure_code(with_work_outside(device, is_in_framework), [0])
+    assert found is not None
+    outside_us = {one.line: one.outside_ns // 1000 for one in found.lines if one.outside_ns}
+    assert outside_us == {AVERAGE: average_us, CLIP: clip_us}
+
+
+def test_without_a_forward_of_ddp_nothing_is_outside_the_passes() -> None:
+    found = measure_code(rank(), [0])
+    assert found is not None
+    assert found.outside_ns == 0
+
+
+def test_the_finding_on_work_outside_the_passes() -> None:
+    ranks = [
+        RankCode(number, 5, (CodeLine(AVERAGE, 0, 0, 0, ms * MS), CodeLine(CLIP, 0, 0, 0, MS)))
+        for number, ms in ((0, 9), (1, 7))
+    ]
+    (found,) = code_outside_passes(ranks, View(2, step_ns=100 * MS))
+    assert found.title.endswith("take 8.00 ms per step, mostly at train.py:33 in average")
+    assert found.evidence.startswith("train.py:33 in average: 7.00 ms; train.py:25 in main: 1.00 ms")
+    assert (found.gain_ns, found.may_be_meant, found.subject) == (8 * MS, True, {"line": AVERAGE})
+    assert list(code_outside_passes(ranks, View(2, step_ns=161 * MS))) == [], "less than 5 %"
 
 
 @pytest.mark.parametrize(
