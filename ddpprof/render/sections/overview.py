@@ -331,9 +331,8 @@ def verdict_of_steps(report: Report) -> StepVerdict:
         text += f"E{exposed} of it, {percent(share)}."
     else:
         text += f"In the profiled steps, e{exposed} of {in_ms(profiled_ns)}, {percent(share)}."
-    text += _larger_cost(
-        steps, exposed_ns, profiled_ns, _IDLE_OF_DEVICE if is_accelerator(report.job.device) else _IDLE_OF_HOST
-    )
+    idle = _IDLE_OF_DEVICE if is_accelerator(report.job.device) else _IDLE_OF_HOST
+    text += _larger_cost(steps, exposed_ns, profiled_ns, idle, profiler_ns=max(0, profiled_ns - (step_ns or 0)))
     text += _left_out(report, len({step.step for step in steps}))
     return StepVerdict(text, tuple(numbers))
 
@@ -342,12 +341,17 @@ _IDLE_OF_DEVICE = "idle time of the accelerator"
 _IDLE_OF_HOST = "time between operations, for example in Python code"
 
 
-def _larger_cost(steps: Sequence[StepReport], exposed_ns: float, profiled_ns: float, idle: str) -> str:
-    """Return a sentence that names the largest cost, if it is not communication, the model or the optimizer."""
+def _larger_cost(
+    steps: Sequence[StepReport], exposed_ns: float, profiled_ns: float, idle: str, *, profiler_ns: float
+) -> str:
+    """Return a sentence that names the largest cost, if it is not communication, the model or the optimizer.
+
+    `profiler_ns`: time by which the profiler makes a step longer, which is mostly idle time.
+    """
     parts = [step.parts for step in steps if step.parts is not None]
     costs = {
         "waiting for data": mean_of(parts, lambda one: one.data_ns) or 0,
-        idle: mean_of(parts, lambda one: one.idle_ns) or 0,
+        idle: (mean_of(parts, lambda one: one.idle_ns) or 0) - profiler_ns,
         _OUTSIDE: mean_of(parts, lambda one: one.other_ns) or 0,
     }
     name, largest_ns = max(costs.items(), key=lambda one: one[1])

@@ -494,3 +494,20 @@ def test_the_verdict_names_a_larger_cost_than_communication(data_ms: int, idle_m
     )
     assert said in verdict(replace(made, ranks=ranks)).text
     assert verdict(replace(made, ranks=ranks)).text.endswith(said) is (not said.endswith("ms"))
+
+
+def test_time_that_the_profiler_adds_is_not_the_largest_cost() -> None:
+    """A profiled step takes 65.2 ms, of which 20 ms are idle. Without the profiler, a step takes 50 ms."""
+    timed = LightStepReport(5, "light", 50 * 10**6, None)
+    made = report()
+    ranks = tuple(
+        replace(
+            rank,
+            light_steps=(timed,),
+            steps=tuple(replace(one, parts=one.parts and replace(one.parts, idle_ns=20 * 10**6)) for one in rank.steps),
+        )
+        for rank in made.ranks
+    )
+    text = verdict(replace(made, ranks=ranks)).text
+    assert "A step takes 50.0 ms. In the profiled steps, exposed" in text
+    assert "largest cost" not in text
