@@ -69,7 +69,7 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
         "measure increased beyond noise and may exceed its limit; with 3 if there are too few runs to decide, and "
         "print how many more are needed. Example: 'step>5%%,exposed>2ms'. Measures: step, fastest step, mean step, "
         "compute, comm, overlap, exposed, trailing, forward, backward, backward and comm, optimizer, data, other, "
-        "idle, wrapper; units: %%, s, ms, us",
+        "copies, idle, wrapper; units: %%, s, ms, us",
     )
     add(
         "--on-unknown",

@@ -125,6 +125,13 @@ WITH_MEMORY = tuple(one.name for one in DEVICES if one.counts_memory)
 _SHARED_GPU = re.compile(r"Duplicate GPU detected|Multiple Ranks are using the same GPU(?:/Partition)?", re.IGNORECASE)
 
 
+TO_DEVICE = re.compile(r"HtoD|HostToDevice|H2D|M2D")
+"""names of copies from the host to a device, in traces of CUDA, ROCm and XPU"""
+FROM_DEVICE = re.compile(r"DtoH|DeviceToHost|D2H|D2M")
+PAGEABLE = "Pageable"
+"""part of the name of a copy if its host memory is not pinned; only CUDA says so"""
+
+
 def backend_of(name: str | None) -> Backend:
     """Return the description of a backend, or default values for an unknown backend."""
     return _BY_NAME.get(name or "", _OTHER)

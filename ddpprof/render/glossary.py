@@ -93,12 +93,12 @@ TERMS = (
     ),
     Term(
         "step bar",
-        "Seven parts that add up to the step. Computation takes precedence and is split by what launched it (forward, "
+        "Eight parts that add up to the step. Computation takes precedence and is split by what launched it (forward, "
         "backward, optimizer, other). Exposed communication, copies and waiting for data follow. The rest is idle. "
         "On an accelerator, communication that continues into the next step is part of the next step's bar; exposed "
         "communication is counted in the step that launched it.",
         field="ranks[].steps[].parts",
-        aliases=("forward", "backward", "optimizer", "data", "other", "data, other", "parts"),
+        aliases=("forward", "backward", "optimizer", "data", "other", "copies", "data, other", "parts"),
     ),
     Term(
         "idle",

@@ -86,7 +86,7 @@ _OfRun = TypeVar("_OfRun")
 _TIMED = (StepMode.OFF, StepMode.LIGHT)
 """steps whose duration is affected only by the light recorder"""
 
-REPORT_FORMAT = 2
+REPORT_FORMAT = 3
 """version of the JSON report; it is increased if a field changes its meaning or is removed, not if one is added"""
 
 

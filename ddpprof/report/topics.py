@@ -36,8 +36,8 @@ from ddpprof.topics.accumulation import ACCUMULATION, DISCARDED_GRADIENTS
 from ddpprof.topics.attempts import ATTEMPTS
 from ddpprof.topics.bound import BOUND
 from ddpprof.topics.buckets.rules import BUCKETS
-from ddpprof.topics.checkpoints import CHECKPOINTS
 from ddpprof.topics.compiled_graphs import COMPILED_GRAPHS
+from ddpprof.topics.copies import COPIES
 from ddpprof.topics.data import DATA, INPUT_SIZES, RANDOM_NUMBERS
 from ddpprof.topics.devices import DATA_PARALLEL, DEVICES
 from ddpprof.topics.facts import FACTS, RankFacts, RecordSummary
@@ -56,7 +56,7 @@ from ddpprof.topics.own_reduction import OWN_REDUCTION
 from ddpprof.topics.process_settings import DEBUGGING, HOST_THREADS
 from ddpprof.topics.ranks.across import ACROSS
 from ddpprof.topics.ranks.rules import LATENESS
-from ddpprof.topics.replicas import REPLICAS
+from ddpprof.topics.replicas import CHECKPOINTS, REPLICAS
 from ddpprof.topics.rpc import RPC
 from ddpprof.topics.script_code import SCRIPT_CODE
 from ddpprof.topics.script_collectives import SCRIPT_COLLECTIVES
@@ -87,6 +87,7 @@ TOPICS: tuple[Topic[Any, Any], ...] = (
     KERNELS,
     IDLE,
     OPTIMIZERS,
+    COPIES,
     SCRIPT_CODE,
     DEBUGGING,
     HOST_THREADS,

@@ -6,7 +6,6 @@ about the same share of the other tables, unless their work is concentrated in o
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -21,6 +20,7 @@ from ddpprof.engine.topic import Topic, View
 from ddpprof.intervals import Spans, union_of
 from ddpprof.layout import in_ms
 from ddpprof.model import UNKNOWN, Collectives, HostRead, Int64Column, Mark, OptimizerFacts, Trace, Work
+from ddpprof.model.backends import FROM_DEVICE, PAGEABLE
 from ddpprof.model.tables import InterruptibleEnum
 
 BLOCK_ROWS = 100_000
@@ -197,11 +197,8 @@ def _read_ends(trace: Trace) -> Int64Column:
     The call that launches such a copy blocks until then.
     """
     copies = trace.copies
-    names = [index for index, name in enumerate(trace.names) if _TO_PAGEABLE.search(name)]
+    names = [index for index, name in enumerate(trace.names) if FROM_DEVICE.search(name) and PAGEABLE in name]
     return np.sort(copies.end_ns[np.isin(copies.name, names)])
-
-
-_TO_PAGEABLE = re.compile(r"DtoH.*Pageable|DeviceToHost.*Pageable")
 
 
 def _waits(trace: Trace) -> Spans:

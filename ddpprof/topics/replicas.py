@@ -1,4 +1,6 @@
-"""Detect ranks whose copies of the model differ, by comparing parameters before and after the recorded steps.
+"""Detect ranks whose copies of the model differ, and ranks that write the same checkpoint.
+
+Copies are compared before and after the recorded steps.
 
     move       = values after the recorded steps - values before them
     apart      = largest distance of a rank's move from the first rank's move, divided by the length of the longest move
@@ -17,7 +19,7 @@ import numpy as np
 from ddpprof.engine.finding import Finding, only_known
 from ddpprof.engine.topic import Topic, View
 from ddpprof.model import RecordedStep, Replica, UnaveragedParameters
-from ddpprof.words import CONSTRUCT_AGAIN, listed, not_averaged, trained_apart
+from ddpprof.words import CONSTRUCT_AGAIN, listed, not_averaged, ranks_in_words, trained_apart
 
 _APART = 0.05
 _DIFFERENT = 1e-3
@@ -272,4 +274,36 @@ REPLICAS: Topic[None, Replicas] = Topic(
     "replicas",
     rules=(copies_differ, unfrozen_parameters, unaveraged_parameters, unwrapped_parameters),
     of_run=_of_run,
+)
+
+
+Written = tuple[str, tuple[str, ...]]
+"""host of a rank, and the paths of the checkpoints that it wrote"""
+
+
+def same_checkpoint(written: Mapping[int, Written], _view: View) -> Iterator[Finding]:
+    """Report checkpoint files that several ranks write."""
+    writers: dict[tuple[str, str], list[int]] = {}
+    for rank, (host, paths) in written.items():
+        for path in paths:
+            writers.setdefault((host, path), []).append(rank)
+    shared = {path: ranks for (_, path), ranks in writers.items() if len(ranks) > 1}
+    if shared:
+        path, ranks = next(iter(shared.items()))
+        yield Finding(
+            "same-checkpoint",
+            f"{len(ranks)} ranks save the same checkpoint",
+            f"{ranks_in_words(ranks)} all wrote {path}" + (f" ({len(shared)} such files)" if len(shared) > 1 else ""),
+            "Save on one rank only: if dist.get_rank() == 0: torch.save(…). If other ranks read the file, call "
+            "dist.barrier() afterwards.",
+            None,
+            is_correctness=True,
+            numbers=only_known(num_ranks=len(ranks), num_files=len(shared)),
+        )
+
+
+CHECKPOINTS: Topic[None, Mapping[int, Written]] = Topic(
+    "checkpoints",
+    rules=(same_checkpoint,),
+    of_run=lambda view: {rank: (record.host, record.checkpoints) for rank, record in view.records.items()},
 )

@@ -12,7 +12,6 @@ from ddpprof.report.topics import find_all
 from ddpprof.topics.accumulation import ACCUMULATION
 from ddpprof.topics.buckets.rules import BUCKETS
 from ddpprof.topics.buckets.steps import BucketRow
-from ddpprof.topics.checkpoints import CHECKPOINTS
 from ddpprof.topics.data import DATA, RANDOM_NUMBERS, DataLoading
 from ddpprof.topics.devices import DEVICES, DataParallelStep
 from ddpprof.topics.hangs import HANGS, HangRisks
@@ -21,7 +20,7 @@ from ddpprof.topics.losses import LOSSES
 from ddpprof.topics.overlap_slowdown import OVERLAP_SLOWDOWN, OverlapSlowdownReport
 from ddpprof.topics.process_settings import HOST_THREADS, HostThreads
 from ddpprof.topics.ranks.rules import LATENESS, Lateness
-from ddpprof.topics.replicas import REPLICAS, Replicas
+from ddpprof.topics.replicas import CHECKPOINTS, REPLICAS, Replicas
 from ddpprof.topics.unused_parameters import UNUSED_PARAMETERS
 from ddpprof.topics.wrapper import BUFFER_SYNCS, GRADIENT_COPIES, BufferSyncs
 

@@ -50,7 +50,7 @@ def step(number: int, compute: int, comm: int, overlap: int, trailing: int | Non
     """Times in µs; two thirds of the compute are backward."""
     forward, backward, optimizer = compute // 4 * US, compute // 4 * 2 * US, compute // 4 * US
     exposed = (comm - overlap) * US
-    parts = Breakdown(forward, backward, exposed, optimizer, 200 * US, 300 * US, idle * US)
+    parts = Breakdown(forward, backward, exposed, optimizer, 200 * US, 250 * US, 50 * US, idle * US)
     return StepReport(
         step=number, duration_ns=parts.step_ns, compute_ns=compute * US, comm_ns=comm * US, overlap_ns=overlap * US,
         exposed_ns=exposed, trailing_ns=None if trailing is None else trailing * US, copy_ns=0, num_comm_kernels=3,

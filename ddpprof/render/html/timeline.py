@@ -24,10 +24,10 @@ _MOST_KEPT = 8 * MAX_SPANS
 """number of spans in memory above which spans too narrow to be visible are merged"""
 
 KINDS = (
-    "forward", "backward", "exposed", "optimizer", "data", "other", "idle",
-    "copy", "held", "queued", "comm", "trailing",
+    "forward", "backward", "exposed", "optimizer", "data", "other", "copy", "idle",
+    "held", "queued", "comm", "trailing",
 )  # fmt: skip
-"""kinds of spans; the first seven are the parts of the step, in order"""
+"""kinds of spans; the first eight are the parts of the step, in order"""
 
 _KIND_OF_PART = {"exposed_comm": "exposed"}
 _OF_PHASE = {

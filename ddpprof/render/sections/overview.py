@@ -353,6 +353,7 @@ def _larger_cost(
         "waiting for data": mean_of(parts, lambda one: one.data_ns) or 0,
         idle: (mean_of(parts, lambda one: one.idle_ns) or 0) - profiler_ns,
         _OUTSIDE: mean_of(parts, lambda one: one.other_ns) or 0,
+        "copying data": mean_of(parts, lambda one: one.copy_ns) or 0,
     }
     name, largest_ns = max(costs.items(), key=lambda one: one[1])
     if largest_ns <= max(exposed_ns, _WORTH_NAMING * profiled_ns):

@@ -1,4 +1,4 @@
-"""Divide the time of a step into seven parts that add up to the step time.
+"""Divide the time of a step into eight parts that add up to the step time.
 
 Time with computation takes precedence, and is divided by phase. Exposed communication, copies, and waiting for data
 follow in this order. On an accelerator, waiting for data is the time in which the device is idle while the host waits
@@ -43,13 +43,14 @@ class Breakdown:
     """The parts of one step, in ns. They add up to the step."""
 
     forward_ns: Annotated[
-        int, Number("computation of the forward pass; the seven parts add up to the step", metric="forward")
+        int, Number("computation of the forward pass; the eight parts add up to the step", metric="forward")
     ]
     backward_ns: Annotated[int, Number("computation of the backward pass", metric="backward")]
     exposed_comm_ns: Annotated[int, Number("communication without concurrent computation")]
     optimizer_ns: Annotated[int, Number("computation of the optimizer", metric="optimizer")]
     data_ns: Annotated[int, Number("waiting for data", metric="data")]
-    other_ns: Annotated[int, Number("copies, and computation outside all phases", metric="other")]
+    other_ns: Annotated[int, Number("computation outside all phases", metric="other")]
+    copy_ns: Annotated[int, Number("copies without concurrent computation or communication", metric="copies")]
     idle_ns: Annotated[int, Number("time in which the device is idle", metric="idle")]
 
     @property
@@ -72,11 +73,18 @@ class StepSplit:
 
     @property
     def data(self) -> Spans:
-        return self.parts[-3][0]
+        return self._part("data_ns")
+
+    @property
+    def copies(self) -> Spans:
+        return self._part("copy_ns")
 
     @property
     def idle(self) -> Spans:
-        return self.parts[-1][0]
+        return self._part("idle_ns")
+
+    def _part(self, name: str) -> Spans:
+        return self.parts[[part.name for part in fields(Breakdown)].index(name)][0]
 
 
 def split_step(trace: Trace, step: int) -> StepSplit | None:
@@ -102,7 +110,7 @@ def split_step(trace: Trace, step: int) -> StepSplit | None:
         take(union_of(table, _rows_inside(table, window))) for table in (trace.collectives, trace.copies)
     )
     data = take(marked_spans(trace, Mark.DATA))
-    parts = ((forward,), backward, (exposed,), (optimizer,), (data,), (other, copies), (left,))
+    parts = ((forward,), backward, (exposed,), (optimizer,), (data,), (other,), (copies,), (left,))
     return StepSplit(parts, is_whole_step(trace, step, window))
 
 

@@ -124,7 +124,7 @@ def bucket_span(one: BucketStep, num_bytes: int | None, moved_ns: int) -> Bucket
 
 
 MAX_RANKS = 8
-_IN_BAR = {"exposed_comm": "exposed comm", "data": "data, other", "other": "data, other"}
+_IN_BAR = {"exposed_comm": "exposed comm", "data": "data, other", "other": "data, other", "copy": "data, other"}
 """parts of the step that have a different name in the bar"""
 _LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
 OTHER_COMM = "+"

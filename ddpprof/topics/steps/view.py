@@ -159,7 +159,7 @@ def _mean_bar(rank: RankReport, parts_ns: Sequence[Sequence[int]]) -> Bar:
 
 def bar_parts_ns(parts: Breakdown) -> tuple[int, ...]:
     """Return the length of each of `PARTS`, in ns."""
-    other = parts.data_ns + parts.other_ns
+    other = parts.data_ns + parts.other_ns + parts.copy_ns
     return (parts.forward_ns, parts.backward_ns, parts.exposed_comm_ns, parts.optimizer_ns, other, parts.idle_ns)
 
 

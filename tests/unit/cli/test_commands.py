@@ -13,6 +13,7 @@ from shared import TRACES
 from ddpprof.cli import main
 from ddpprof.cli.commands import COMMANDS, GROUPS
 from ddpprof.render.json_documents import DOCUMENTS
+from ddpprof.report import REPORT_FORMAT
 
 REAL_TRACES = sorted(TRACES.glob("*.json*"))
 
@@ -188,7 +189,7 @@ def test_formats(trace_file: Path, output: Out) -> None:
         assert main(["report", str(trace_file), "--format", form]) == 0
         texts[form] = output()[0]
     assert texts["terminal"].startswith("trace_rank0.json · 1 of 2 ranks · gloo · cpu · 1 profiled step\n")
-    assert json.loads(texts["json"])["format"] == 2
+    assert json.loads(texts["json"])["format"] == REPORT_FORMAT
     assert texts["markdown"].startswith("# trace\\_rank0.json\n")
     for to_standard_output in ([], ["--out", "-"]):
         assert main(["report", str(trace_file), *to_standard_output]) == 0

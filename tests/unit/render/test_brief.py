@@ -46,7 +46,8 @@ def shown(brief: Brief) -> dict[str, Any]:
 def test_where_a_step_goes() -> None:
     parts = shown(brief_report(made(CAP), ["a"]))["parts"]
     assert list(parts) == [
-        "forward_ns", "backward_ns", "exposed_comm_ns", "optimizer_ns", "data_ns", "other_ns", "idle_ns",
+        "forward_ns", "backward_ns", "exposed_comm_ns", "optimizer_ns", "data_ns", "other_ns", "copy_ns",
+        "idle_ns",
     ]  # fmt: skip
     first = made().ranks[0]
     known = [one.parts.step_ns for one in first.averaged(made().usual_steps) if one.parts is not None]

@@ -26,7 +26,7 @@ PATHS = {
     "several-streams": TRACES / "dlrm_rank3of8.json.gz",
 }
 
-PARTS = ("forward", "backward", "exposed comm", "optimizer", "data", "other", "idle")
+PARTS = ("forward", "backward", "exposed comm", "optimizer", "data", "other", "copy", "idle")
 
 
 class File:

@@ -84,7 +84,7 @@ def test_a_profiled_step() -> None:
     (step,) = first.steps
     assert (step.step, step.duration_ns, step.num_comm_kernels) == (10, 100, 2)
     assert (step.compute_ns, step.comm_ns, step.overlap_ns, step.exposed_ns, step.trailing_ns) == (70, 31, 13, 18, 18)
-    assert step.parts == Breakdown(20, 40, 18, 10, 0, 0, 12)
+    assert step.parts == Breakdown(20, 40, 18, 10, 0, 0, 0, 12)
     assert second.steps[0].trailing_ns == 8
     assert first.whole == Overlap(70, 31, 13, 18, 0, 2)
 

@@ -1,58 +1,83 @@
-"""Four copies of one real rank, each by a clock of its own: nobody is late, and the clocks are found."""
+"""Copies to the accelerator: times made by hand, and traces of others."""
 
-import functools
-from pathlib import Path
+from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
 import pytest
-from ranks import shifted_trace
+from shared import TRACES
+from tables import collective, record, trace
 
-from ddpprof.load.run import load_run
-from ddpprof.model import UNKNOWN, Rank, Trace
-from ddpprof.topics.collective_matching import RankCollectives, match_collectives, rank_collectives
-from ddpprof.topics.ranks.clock import find_common_clock
-from ddpprof.topics.ranks.own_time import measure_arrivals, measure_progress, summarize_waiting
-from ddpprof.topics.ranks.stragglers import find_stragglers
+from ddpprof.engine.topic import View
+from ddpprof.load.rank import load_rank
+from ddpprof.load.run import find_ranks
+from ddpprof.model import Phase, Rank
+from ddpprof.topics.copies import RankCopies, exposed_copies, measure_copies
 
-SAMPLES = Path(__file__).parents[3] / "sample_traces"
-SHIFTS = [0, 3_600_000_000_000, -70_000_017, 250_000_000]
-
-
-@functools.cache
-def original(run: str) -> Trace:
-    trace = load_run(SAMPLES / run).ranks[0].trace
-    assert trace is not None
-    return trace
+MS = 1_000_000
+NAMES = ("gemm", "Memcpy HtoD (Pageable -> Device)", "Memcpy HtoD (Pinned -> Device)", "Memcpy DtoD (Device -> Device)")
 
 
-def copies(run: str) -> list[Trace]:
-    return [shifted_trace(original(run), by) for by in SHIFTS]
+def rank(**changes: Any) -> Rank:
+    """Two steps of 20 ms, which begin with copies from 0 to 3 ms (pageable), 2 to 5 ms (pinned) and 5 to 6 ms (DtoD).
+
+    The accelerator computes from 4 to 12 ms, and communicates from 11 to 15 ms. A pinned copy runs from 14 to 18 ms.
+    """
+    copies, compute, comm = [], [], []
+    for step in (0, 1):
+        at = 20 * MS * step
+        for start, end in ((0, 3), (2, 5), (5, 6), (14, 18)):
+            copies.append((at + start * MS, at + end * MS, Phase.OTHER, step))
+        compute.append((at + 4 * MS, at + 12 * MS, Phase.FORWARD, step, 0))
+        compute.append((at + 19 * MS, at + 20 * MS, Phase.OPTIMIZER, step, 0))
+        comm.append(collective(at + 11 * MS, at + 15 * MS, step=step))
+    spans = [(20 * MS * step, 20 * MS * (step + 1)) for step in (0, 1)]
+    given = {"compute": compute, "copies": copies, "comm": comm, "names": NAMES, "device": "cuda", **changes}
+    made = trace(spans, **given)
+    names = np.array([1, 2, 3, 2] * 2)[: len(made.copies)]
+    return Rank(0, replace(made, copies=replace(made.copies, name=names)), record())
 
 
-def collectives(run: str) -> list[RankCollectives]:
-    found = [rank_collectives(Rank(rank, trace, None)) for rank, trace in enumerate(copies(run))]
-    return [one for one in found if one is not None]
+def test_copies_that_nothing_hides() -> None:
+    """Exposed are 0 to 4 ms and 15 to 18 ms, of which the pageable copy takes the first 3 ms."""
+    assert measure_copies(rank(), [0, 1]) == RankCopies(0, 2, 3, 7 * MS, 3 * MS)
 
 
-RUNS = pytest.mark.parametrize("run", ["convnet-gloo-2ranks", "transformer-gloo-4ranks"])
+@pytest.mark.skipif(not TRACES.is_dir(), reason="no traces of others beside the checkout")
+def test_a_trace_of_others() -> None:
+    """In the whole trace, copies to the device take 50.656 ms, of which 16.008 ms are outside all kernels."""
+    files = find_ranks(TRACES / "dlrm_rank3of8.json.gz").ranks
+    made = load_rank(files[0]).rank
+    assert made.trace is not None
+    found = [measure_copies(made, [step]) for step in range(len(made.trace.steps))]
+    assert sum(one.exposed_ns for one in found if one is not None) == pytest.approx(16_008_000, rel=0.002)
+    assert not any(one.pageable_ns for one in found if one is not None)
 
 
-@RUNS
-def test_nobody_is_late(run: str) -> None:
-    found = find_stragglers({rank: measure_progress(trace) for rank, trace in enumerate(copies(run))})
-    assert found is not None
-    assert found.stragglers == ()
-    assert {(one.num_last, one.late_ns) for one in found.ranks} == {(0, 0)}
+@pytest.mark.parametrize(
+    "made",
+    [
+        pytest.param(rank(device="cpu"), id="cpu"),
+        pytest.param(rank(copies=()), id="no-copies"),
+        pytest.param(rank(names=("gemm", "Memset", "Memset", "Memcpy DtoH (Device -> Pageable)")), id="other-copies"),
+        pytest.param(Rank(0, None, record()), id="no-trace"),
+    ],
+)
+def test_without_copies_to_the_accelerator_nothing_is_measured(made: Rank) -> None:
+    assert measure_copies(made, [0, 1]) is None
 
 
-@RUNS
-def test_the_clocks_are_found_under_one_host_name(run: str) -> None:
-    ranks = collectives(run)
-    assert len({one.host for one in ranks}) == 1
-    matched = match_collectives(ranks)
-    clock = find_common_clock(ranks, matched)
-    assert clock is not None
-    assert [one.offset_ns for one in clock.ranks] == SHIFTS
-    arrivals = measure_arrivals(ranks, matched, clock)
-    assert arrivals.last_rank is not None
-    assert (arrivals.last_rank == UNKNOWN).all()  # all come at once
-    assert {one.total_waiting_ns for one in summarize_waiting(matched, arrivals)} == {0}
+@pytest.mark.parametrize(
+    ("pageable_ns", "advice"),
+    [pytest.param(3 * MS, "Pin", id="pageable"), pytest.param(0, "Copy the next", id="pinned")],
+)
+def test_the_finding_is_about_the_rank_that_copies_least(pageable_ns: int, advice: str) -> None:
+    ranks = [RankCopies(0, 5, 2, 9 * MS, 9 * MS), RankCopies(1, 5, 2, 4 * MS, pageable_ns)]
+    (found,) = exposed_copies(ranks, View(2, step_ns=100 * MS))
+    assert found.title == "Copying data to the accelerator takes 4.00 ms per step in which nothing is computed"
+    assert found.advice.startswith(advice)
+    assert (found.gain_ns, "3.00 ms from memory that is not pinned" in found.evidence) == (4 * MS, pageable_ns > 0)
+    assert list(exposed_copies(ranks, View(2, step_ns=201 * MS))) == [], "less than 2 %"
+    assert list(exposed_copies(ranks, View(2, None))) == []

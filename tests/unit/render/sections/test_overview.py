@@ -467,16 +467,19 @@ def test_what_comes_next_leads_to_a_result(
 
 
 @pytest.mark.parametrize(
-    ("data_ms", "idle_ms", "said"),
+    ("data_ms", "idle_ms", "copy_ms", "said"),
     [
-        pytest.param(30, 2, "11%. The largest cost is waiting for data: 30.0 ms, 46%.", id="data"),
+        pytest.param(1, 2, 12, "11%. The largest cost is copying data: 12.0 ms, 18%.", id="copies"),
+        pytest.param(30, 2, 0, "11%. The largest cost is waiting for data: 30.0 ms, 46%.", id="data"),
         pytest.param(
-            1, 20, "11%. The largest cost is time between operations, for example in Python code: 20.0 ms", id="idle"
+            1, 20, 0, "11%. The largest cost is time between operations, for example in Python code: 20.0 ms", id="idle"
         ),
-        pytest.param(7, 2, "11%.", id="communication"),
+        pytest.param(7, 2, 0, "11%.", id="communication"),
     ],
 )  # fmt: skip
-def test_the_verdict_names_a_larger_cost_than_communication(data_ms: int, idle_ms: int, said: str) -> None:
+def test_the_verdict_names_a_larger_cost_than_communication(
+    data_ms: int, idle_ms: int, copy_ms: int, said: str
+) -> None:
     """Exposed communication takes 7.45 ms of 65.2 ms."""
     made = report()
     ranks = tuple(
@@ -485,7 +488,8 @@ def test_the_verdict_names_a_larger_cost_than_communication(data_ms: int, idle_m
             steps=tuple(
                 replace(
                     one,
-                    parts=one.parts and replace(one.parts, data_ns=data_ms * 10**6, idle_ns=idle_ms * 10**6),
+                    parts=one.parts
+                    and replace(one.parts, data_ns=data_ms * 10**6, idle_ns=idle_ms * 10**6, copy_ns=copy_ms * 10**6),
                 )
                 for one in rank.steps
             ),

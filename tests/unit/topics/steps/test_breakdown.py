@@ -18,28 +18,30 @@ F, B, Z, P, X = Phase.FORWARD, Phase.BACKWARD, Phase.FINALIZE, Phase.OPTIMIZER, 
 @pytest.mark.parametrize(
     ("made", "expected"),
     [
-        pytest.param({}, Breakdown(0, 0, 0, 0, 0, 0, 100), id="nothing-but-a-step"),
+        pytest.param({}, Breakdown(0, 0, 0, 0, 0, 0, 0, 100), id="nothing-but-a-step"),
         pytest.param(
             {"compute": [(0, 10, F, 0), (20, 50, B, 0), (60, 65, Z, 0), (70, 90, P, 0), (95, 99, X, 0)]},
-            Breakdown(10, 35, 0, 20, 0, 4, 31),
+            Breakdown(10, 35, 0, 20, 0, 4, 0, 31),
             id="phases",
         ),
         pytest.param(
             {"compute": [(20, 50, B, 0)], "comm": [collective(30, 70)]},
-            Breakdown(0, 30, 20, 0, 0, 0, 50),
+            Breakdown(0, 30, 20, 0, 0, 0, 0, 50),
             id="only-exposed-communication",
         ),
         pytest.param(
-            {"compute": [(10, 30, F, 0), (20, 40, B, 0)]}, Breakdown(10, 20, 0, 0, 0, 0, 70), id="backward-goes-first"
+            {"compute": [(10, 30, F, 0), (20, 40, B, 0)]},
+            Breakdown(10, 20, 0, 0, 0, 0, 0, 70),
+            id="backward-goes-first",
         ),
         pytest.param(
             {"comm": [collective(0, 20)], "host": [(Mark.DATA, 10, 40, 0)]},
-            Breakdown(0, 0, 20, 0, 20, 0, 60),
+            Breakdown(0, 0, 20, 0, 20, 0, 0, 60),
             id="waiting-for-data-under-communication-is-communication",
         ),
         pytest.param(
             {"compute": [(90, 130, F, 0)], "steps": [(0, 100), (100, 200)]},
-            Breakdown(10, 0, 0, 0, 0, 0, 90),
+            Breakdown(10, 0, 0, 0, 0, 0, 0, 90),
             id="cut-at-the-end-of-the-step",
         ),
     ],
@@ -58,8 +60,8 @@ def test_an_accelerators_step_reaches_from_its_first_kernel_to_the_next_steps() 
         host=[(Mark.DATA, 115, 150, 1)],
     )
     # 40 … 160: copy 5, forward 30, backward 40, exposed 120-130, data 130-150 while the device has nothing to do
-    assert breakdown_of(made, 0) == Breakdown(30, 40, 10, 0, 20, 5, 15)
-    assert breakdown_of(made, 1) == Breakdown(40, 0, 0, 0, 0, 0, 0)
+    assert breakdown_of(made, 0) == Breakdown(30, 40, 10, 0, 20, 0, 5, 15)
+    assert breakdown_of(made, 1) == Breakdown(40, 0, 0, 0, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +79,7 @@ def test_an_accelerators_step_does_not_reach_into_another_window_of_the_profiler
     parts = breakdown_of(made, 0)
     assert parts is not None
     assert parts.step_ns == step_ns
-    assert breakdown_of(made, 1) == Breakdown(10, 0, 0, 0, 0, 0, 0)
+    assert breakdown_of(made, 1) == Breakdown(10, 0, 0, 0, 0, 0, 0, 0)
 
 
 def test_communication_of_the_step_before_is_not_idle() -> None:
@@ -89,8 +91,8 @@ def test_communication_of_the_step_before_is_not_idle() -> None:
         copies=[(90, 100, X, 1)],
         comm=[collective(50, 120, step=0)],
     )
-    assert breakdown_of(made, 0) == Breakdown(0, 50, 40, 0, 0, 0, 0)
-    assert breakdown_of(made, 1) == Breakdown(30, 0, 30, 0, 0, 0, 30)
+    assert breakdown_of(made, 0) == Breakdown(0, 50, 40, 0, 0, 0, 0, 0)
+    assert breakdown_of(made, 1) == Breakdown(30, 0, 30, 0, 0, 0, 0, 30)
 
 
 def test_an_accelerators_step_without_work_has_no_parts() -> None:
@@ -143,7 +145,7 @@ def test_the_order_of_rows_does_not_matter(ops: Any, comm: Any, random: Any) -> 
 
 def test_waits_before_the_step_do_not_count() -> None:
     made = replace(trace(steps=[(100, 200)]), host_spans=marks((Mark.DATA, 50, 120, -1)))
-    assert breakdown_of(made, 0) == Breakdown(0, 0, 0, 0, 20, 0, 80)
+    assert breakdown_of(made, 0) == Breakdown(0, 0, 0, 0, 20, 0, 0, 80)
 
 
 def test_a_step_reaches_to_the_next_number_only() -> None:

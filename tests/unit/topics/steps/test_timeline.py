@@ -60,7 +60,7 @@ def test_communication_is_hidden_exposed_and_trailing(made: StepTimeline) -> Non
 
 def test_the_parts_of_the_bar_cover_the_step(made: StepTimeline) -> None:
     assert [spans(part) for part in made.parts] == [
-        [(1000, 1010)], [(1010, 1050)], [(1050, 1070)], [(1080, 1090)], [], [], [(1070, 1080), (1090, 1100)]
+        [(1000, 1010)], [(1010, 1050)], [(1050, 1070)], [(1080, 1090)], [], [], [], [(1070, 1080), (1090, 1100)]
     ]  # fmt: skip
 
 

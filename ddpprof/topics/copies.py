@@ -1,0 +1,94 @@
+r"""Find copies of data to the accelerator that delay computation.
+
+    exposed copy = |copies from the host to the device \ computation \ communication|, median over steps
+
+A copy from pageable memory also makes the host wait until the data has been copied into a buffer of the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from ddpprof.engine.finding import Finding, only_known
+from ddpprof.engine.topic import Topic, View
+from ddpprof.intervals import intersect, union_of
+from ddpprof.layout import in_ms
+from ddpprof.model import Rank
+from ddpprof.model.backends import PAGEABLE, TO_DEVICE
+from ddpprof.topics.steps.breakdown import split_step
+
+_MUCH = 0.02
+"""minimum share of the step"""
+
+
+@dataclass(frozen=True, slots=True)
+class RankCopies:
+    """Copies from the host to the accelerator of one rank, per step, as medians."""
+
+    rank: int
+    num_steps: int
+    num_copies: float
+    exposed_ns: int
+    pageable_ns: int
+    """part of `exposed_ns` that is spent on copies from pageable memory"""
+
+
+def measure_copies(rank: Rank, steps: Sequence[int]) -> RankCopies | None:
+    """Measure the steps with these indices; return ``None`` without an accelerator, or if nothing is copied to it."""
+    trace = rank.trace
+    if trace is None or trace.device == "cpu":
+        return None
+    to_device = [name for name, text in enumerate(trace.names) if TO_DEVICE.search(text)]
+    pageable = [name for name in to_device if PAGEABLE in trace.names[name]]
+    names, in_step = trace.copies.name, trace.copies.step
+    numbers = [int(np.count_nonzero(np.isin(names, to_device) & (in_step == step))) for step in steps]
+    exposed = [split.copies for step in steps if (split := split_step(trace, step)) is not None]
+    if not any(numbers) or not exposed:
+        return None
+
+    def exposed_ns(of_names: Sequence[int]) -> int:
+        copied = union_of(trace.copies, np.isin(names, of_names))
+        return round(median(intersect(spans, copied).total_ns for spans in exposed))
+
+    return RankCopies(rank.rank, len(exposed), float(median(numbers)), exposed_ns(to_device), exposed_ns(pageable))
+
+
+def exposed_copies(ranks: Sequence[RankCopies], view: View) -> Iterator[Finding]:
+    """Report copies to the accelerator that take much of the step on every rank, while it computes nothing."""
+    least = min(ranks, key=lambda one: one.exposed_ns)
+    if not view.step_ns or least.exposed_ns < _MUCH * view.step_ns:
+        return
+    is_pageable = 2 * least.pageable_ns > least.exposed_ns
+    yield Finding(
+        "exposed-copies",
+        f"Copying data to the accelerator takes {in_ms(least.exposed_ns)} per step in which nothing is computed",
+        f"{least.num_copies:g} copies per step"
+        + (f", {in_ms(least.pageable_ns)} from memory that is not pinned" if least.pageable_ns else "")
+        + f", measured in {least.num_steps} steps of rank {least.rank}",
+        _PIN if is_pageable else _OVERLAP,
+        least.exposed_ns,
+        numbers=only_known(exposed_ns=least.exposed_ns, pageable_ns=least.pageable_ns, num_copies=least.num_copies),
+    )
+
+
+_OVERLAP = (
+    "Copy the next batch while the current one is computed: call batch.to(device, non_blocking=True) with pinned "
+    "memory under torch.cuda.stream(…), with another stream, and make the current stream wait for it before the batch "
+    "is used. Copy fewer bytes, for example images as uint8."
+)
+_PIN = (
+    "Pin the batches with DataLoader(…, pin_memory=True), and copy them with batch.to(device, non_blocking=True). A "
+    "copy from memory that is not pinned is slower, and makes the host wait."
+)
+
+COPIES: Topic[RankCopies, tuple[RankCopies, ...]] = Topic(
+    "copies",
+    rules=(exposed_copies,),
+    of_rank=lambda rank, steps, _modules: measure_copies(rank, steps),
+    rank_type=RankCopies,
+    of_ranks=tuple,
+)
