@@ -45,6 +45,8 @@ class StepFlag(IntFlag, metaclass=InterruptibleEnum):
     """a pass over a ``DataLoader`` began in the step"""
     RAN_OUT = 16
     """a ``DataLoader`` was exhausted"""
+    COMPILED = 32
+    """torch.compile compiled code in the step"""
 
 
 class Ended(IntEnum, metaclass=InterruptibleEnum):

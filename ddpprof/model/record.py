@@ -408,6 +408,8 @@ class Record(Struct, frozen=True, kw_only=True):
     """framework that created the DDP module: ``"transformers"``, ``"lightning"``, ``"fabric"``, ``"accelerate"``"""
     is_compiled: bool = False
     """True if torch.compile compiled anything in the process"""
+    is_at_compile_limit: bool = False
+    """True if torch.compile stopped compiling a function, because it had compiled it too often"""
     compilation: Compilation | None = None
     """how torch.compile is applied to the first DDP module; ``None`` if it is not applied, or if unknown"""
     num_cores: Int64 | None = None

@@ -84,6 +84,7 @@ class PauseKind(StrEnum):
     EVALUATION = "evaluation"
     RECORDING = "recording"
     EPOCH = "epoch"
+    COMPILATION = "compilation"
     UNKNOWN = "unknown"
 
 
@@ -100,6 +101,8 @@ class Pause(msgspec.Struct, frozen=True):
     """part of the step that takes most of the additional time; ``None`` if it is not a rank's own time, or unknown"""
     ranks: tuple[int, ...] = ()
     """ranks on which that part takes longer; the other ranks wait for them"""
+    last_step: int | None = None
+    """number of the last of these steps; given for the kind ``COMPILATION`` only"""
 
 
 class UnevenWork(msgspec.Struct, frozen=True):

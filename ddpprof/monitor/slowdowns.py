@@ -67,6 +67,7 @@ def common_steps(ranks: Mapping[int, PulseSteps]) -> JobSteps | None:
 
 _KINDS = (
     (StepFlag.EVALUATED, PauseKind.EVALUATION),
+    (StepFlag.COMPILED, PauseKind.COMPILATION),
     (StepFlag.RECORDED, PauseKind.RECORDING),
     (StepFlag.BEGAN_EPOCH, PauseKind.EPOCH),
     (StepFlag.RAN_OUT, PauseKind.EPOCH),
@@ -94,7 +95,8 @@ def pauses_in(steps: JobSteps) -> tuple[Pause, ...]:
         if mine.any():
             extra_ns = int(left_ns[mine].sum())
             where = _where_longer(steps, mine, extra_ns) if kind is PauseKind.EVALUATION else (None, ())
-            pauses.append(Pause(kind, int(mine.sum()), extra_ns, None, *where))
+            last_step = int(steps.number[mine].max()) if kind is PauseKind.COMPILATION else None
+            pauses.append(Pause(kind, int(mine.sum()), extra_ns, None, *where, last_step))
     long = steps.is_usual & (steps.length_ns > _LONG * normal_ns)
     if long.any():
         extra_ns, every = int(left_ns[long].sum()), _regular_distance(steps.number[long])

@@ -154,6 +154,7 @@ _FLAGS = {
     StepFlag.SAVED: "saved",
     StepFlag.EVALUATED: "evaluated",
     StepFlag.BEGAN_EPOCH: "began an epoch",
+    StepFlag.COMPILED: "compiled",
 }
 
 

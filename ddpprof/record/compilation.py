@@ -10,6 +10,7 @@ trials that change it.
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -31,10 +32,20 @@ _num_graphs: dict[tuple[str, ...], int] = {}
 _counts_graphs = False
 
 
-def has_compiled() -> bool:
-    """Return True if torch.compile has compiled anything in this process, according to torch's own counters."""
+def num_compiled() -> int:
+    """Return how many functions torch.compile has compiled in this process, according to torch's own counters."""
     dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["frames"]["ok"])
+    return 0 if dynamo is None else int(dynamo.counters["frames"]["ok"])
+
+
+def is_at_limit() -> bool:
+    """Return True if torch.compile stopped compiling a function, because it had compiled it too often."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and any(map(_AT_LIMIT.search, dynamo.counters["unimplemented"]))
+
+
+_AT_LIMIT = re.compile(r"(?:recompile|cache_size)[ _]limit", re.IGNORECASE)
+"""part of the reason that torch counts: ``"cache_size_limit reached"`` in torch 2.6"""
 
 
 def _has_graphs() -> bool:
@@ -91,7 +102,7 @@ def count_graphs() -> None:
 def compilation(order: CompileOrder | None) -> Compilation | None:
     """Return a description of how a module with this `order` is compiled; ``None`` if nothing has been compiled."""
     mode = _optimize_ddp()
-    if order is None or mode is None or not has_compiled():
+    if order is None or mode is None or not num_compiled():
         return None
     counts = _counts_graphs and mode == OptimizeDdp.DDP_OPTIMIZER
     return Compilation(order, mode, sum(_num_graphs.values()) if counts else None)

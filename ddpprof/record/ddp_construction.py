@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from ddpprof.errors import CannotRecord, DdpprofError
-from ddpprof.record.compilation import has_compiled
+from ddpprof.record.compilation import num_compiled
 from ddpprof.record.settings import Settings
 from ddpprof.words import clauses
 
@@ -357,7 +357,7 @@ def switch_ddp(ddp: Any, on: bool) -> None:
     """
     if on != getattr(ddp, _AWAY, False):
         return
-    if has_compiled():
+    if num_compiled():
         raise CannotRecord(
             "DDP cannot be disabled in code that torch.compile has compiled. Use: ddpprof overhead --apart"
         )

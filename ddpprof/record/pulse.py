@@ -29,6 +29,7 @@ from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
 from ddpprof.model.pulse import Activity, Ended, PulseIdentity, PulseSteps, PulseSummaries, StepFlag, joined, summary_of
 from ddpprof.model.pulse_layout import state_word, write_state
+from ddpprof.record.compilation import num_compiled
 from ddpprof.record.events import Listener
 
 _NUM_ACTIVITIES = len(Activity)
@@ -218,6 +219,7 @@ _NONFINITE_STEP, _NUM_NONFINITE = state_word("nonfinite_step"), state_word("num_
 _UNPAIRED_STEP, _NUM_UNPAIRED = state_word("unpaired_step"), state_word("num_unpaired")
 _OTHER, _DATA = int(Activity.OTHER), int(Activity.DATA)
 _BACKWARD, _OPTIMIZER, _SAVE = int(Activity.BACKWARD), int(Activity.OPTIMIZER), int(Activity.SAVE)
+_COMPILED = int(StepFlag.COMPILED)
 _GOLDEN = 0x9E3779B1
 """first 32 bits of the golden ratio; its multiples select one in n steps evenly, whatever the period of training is"""
 _PATIENCE_NS = 1_000_000_000
@@ -239,6 +241,7 @@ class PulseWriter(Listener):
         "_last_nonfinite",
         "_looks",
         "_note",
+        "_num_compiled",
         "_num_forwards",
         "_num_passes",
         "_passes_before",
@@ -271,6 +274,7 @@ class PulseWriter(Listener):
         self.rows = PulseRows(self.memory, self.words, identity.first_step, now)
         self._note = self.rows.notes.append
         self._flags = 0
+        self._num_compiled = num_compiled()
         self._num_passes = 0
         self._num_forwards = self._passes_before = 0
         """number of synchronizing forwards in the step, and of synchronizing backward passes before it"""
@@ -402,6 +406,9 @@ class PulseWriter(Listener):
         self.begins(_OTHER)
         words = self.words
         now = words[_SINCE]
+        if self._num_compiled != num_compiled():
+            self._num_compiled = num_compiled()
+            self._flags |= _COMPILED
         if self._flags:
             self._note((NOTED_FLAGS, self._flags))
             self._flags = words[_FLAGS] = 0

@@ -21,7 +21,7 @@ from ddpprof.model.backends import standard_name
 from ddpprof.model.ddp_module import CompileOrder
 from ddpprof.model.links import LinkFacts
 from ddpprof.record import consistency
-from ddpprof.record.compilation import compilation, count_graphs, has_compiled, order_of
+from ddpprof.record.compilation import compilation, count_graphs, is_at_limit, num_compiled, order_of
 from ddpprof.record.consistency import Unaveraged
 from ddpprof.record.data_loading import Feeding, random_states
 from ddpprof.record.ddp_construction import unfrozen_parameters
@@ -193,7 +193,8 @@ class JobEnvironment(Listener):
             "group_size": len(next(iter(self._groups))) if len(self._groups) == 1 else None,
             "group_ranks": self._together(),
             "framework": self._framework,
-            "is_compiled": has_compiled(),
+            "is_compiled": num_compiled() > 0,
+            "is_at_compile_limit": is_at_limit(),
             "compilation": compilation(self._compile_order),
             "num_cores": os.cpu_count() if cores is None else len(cores),
             "core_list": None if cores is None else ",".join(map(str, cores)),

@@ -36,7 +36,7 @@ from ddpprof.topics.accumulation import ACCUMULATION, DISCARDED_GRADIENTS
 from ddpprof.topics.attempts import ATTEMPTS
 from ddpprof.topics.bound import BOUND
 from ddpprof.topics.buckets.rules import BUCKETS
-from ddpprof.topics.compiled_graphs import COMPILED_GRAPHS
+from ddpprof.topics.compiled_graphs import COMPILED_GRAPHS, RECOMPILATIONS
 from ddpprof.topics.copies import COPIES
 from ddpprof.topics.data import DATA, INPUT_SIZES, RANDOM_NUMBERS
 from ddpprof.topics.devices import DATA_PARALLEL, DEVICES
@@ -80,6 +80,7 @@ TOPICS: tuple[Topic[Any, Any], ...] = (
     DISCARDED_GRADIENTS,
     BUCKETS,
     COMPILED_GRAPHS,
+    RECOMPILATIONS,
     LATENESS,
     NCCL_CHOICES,
     LINK_LIMIT,

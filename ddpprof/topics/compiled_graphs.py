@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
+from typing import Any
 
 from ddpprof.engine.finding import (
     Change,
@@ -27,9 +28,10 @@ from ddpprof.engine.finding import (
     size,
 )
 from ddpprof.engine.topic import ReportView, Topic, View
-from ddpprof.layout import Line, in_ms, ms
+from ddpprof.layout import Line, in_ms, ms, percent
 from ddpprof.model import DdpModule, Rank, Record
 from ddpprof.model.ddp_module import DEFAULT_CAP_MIB, DEFAULT_FIRST_CAP_MIB, MIB, CompileOrder, OptimizeDdp
+from ddpprof.model.whole_run import PauseKind
 from ddpprof.topics.buckets.rules import BUCKETS
 from ddpprof.topics.buckets.steps import pass_fits
 
@@ -313,6 +315,84 @@ _ORDERS: Mapping[str, str] = {
     CompileOrder.MODEL_FIRST: "DDP around the compiled model",
     CompileOrder.SUBMODULES: "only submodules",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Recompilations:
+    """Compilations after the first steps of a run."""
+
+    num_steps: int
+    """number of steps in which code was compiled"""
+    last_step: int | None
+    """number of the last of these steps"""
+    extra_ns: int
+    """additional time of these steps compared to usual steps"""
+    share: float
+    """`extra_ns` as a share of the run"""
+    num_watched: int
+    """number of steps in which compilations would have been noticed"""
+    is_at_limit: bool
+    """True if torch.compile stopped compiling a function, because it had compiled it too often"""
+
+    @property
+    def take_long(self) -> bool:
+        return self.num_steps >= _OFTEN and self.share >= _MUCH_OF_RUN
+
+
+def find_recompilations(view: View) -> Recompilations | None:
+    """Return the compilations of the run; ``None`` if it has none."""
+    run, is_at_limit = view.whole_run, any(one.is_at_compile_limit for one in view.records.values())
+    pauses = run.pauses if run is not None else ()
+    pause = next((one for one in pauses if one.kind is PauseKind.COMPILATION), None)
+    if run is None or pause is None:
+        return Recompilations(0, None, 0, 0.0, 0, is_at_limit) if is_at_limit else None
+    share = pause.extra_ns / run.duration_ns if run.duration_ns else 0.0
+    num_watched = max(run.num_steps - run.first_step, 1)
+    return Recompilations(pause.num_steps, pause.last_step, pause.extra_ns, share, num_watched, is_at_limit)
+
+
+def recompilations(found: Recompilations, _view: View) -> Iterator[Finding]:
+    """Report code that torch.compile compiles again and again, for example for each new shape of its inputs."""
+    if found.take_long:
+        yield Finding(
+            "recompilations",
+            f"torch.compile compiles code again in {found.num_steps} of {found.num_watched} steps, which takes "
+            f"{percent(found.share)} of the run",
+            f"these steps take {found.extra_ns / 1e9:.1f} s longer in total than the same number of other steps; the "
+            f"last of them is step {found.last_step}{_STOPPED if found.is_at_limit else ''}",
+            _DYNAMIC,
+            found.extra_ns // found.num_watched,
+            is_in_few_steps=True,
+            numbers=only_known(
+                extra_ns=found.extra_ns,
+                num_steps=found.num_steps,
+                num_steps_apart=found.num_watched / found.num_steps,
+            ),
+        )
+    elif found.is_at_limit:
+        yield Finding(
+            "recompilations",
+            "torch.compile has stopped compiling a function, because it compiled the function too often",
+            "for new inputs, the function runs uncompiled, which is usually slower",
+            _DYNAMIC,
+            None,
+        )
+
+
+_OFTEN = 3
+"""minimum number of steps in which code is compiled"""
+_MUCH_OF_RUN = 0.05
+"""minimum share of the run"""
+_STOPPED = "; after that, a function runs uncompiled for new inputs, because torch.compile reached its limit"
+_DYNAMIC = (
+    "Set TORCH_LOGS=recompiles to see the reasons. If the shapes of the inputs vary, use "
+    "torch.compile(…, dynamic=True), mark the varying dimension with torch._dynamo.mark_dynamic, or pad the inputs to "
+    "a few lengths. Pass numbers that change in every step as tensors."
+)
+
+RECOMPILATIONS: Topic[Any, Recompilations] = Topic(
+    "recompilations", rules=(recompilations,), of_run=find_recompilations
+)
 
 COMPILED_GRAPHS: Topic[CompiledGraphs, CompiledGraphs] = Topic(
     "compiled_graphs",

@@ -60,6 +60,7 @@ _SPECIAL = {
     "saved": "saved a file",
     "evaluated": "evaluated",
     "began an epoch": "began an epoch",
+    "compiled": "compiled",
 }
 _SMALL_GROWTH = 0.02
 _LEAST_STEPS = 20
@@ -286,6 +287,7 @@ _PAUSES = {
     PauseKind.SAVE: "checkpoints",
     PauseKind.EVALUATION: "evaluation",
     PauseKind.EPOCH: "new epochs",
+    PauseKind.COMPILATION: "compilation",
     PauseKind.UNKNOWN: "long steps without a known reason",
 }
 
@@ -369,7 +371,8 @@ def long_steps(run: WholeRun, view: View) -> Iterator[Finding]:
         share = pause.extra_ns / run.duration_ns if run.duration_ns else 0
         may_be_chance = pause.kind is PauseKind.UNKNOWN and pause.every is None
         least = _MUCH_OF_CHANCE if may_be_chance else _MUCH
-        if pause.kind is PauseKind.RECORDING or pause.num_steps < _FEW_PAUSES or share < least or watched_steps <= 0:
+        is_other = pause.kind in (PauseKind.RECORDING, PauseKind.COMPILATION)
+        if is_other or pause.num_steps < _FEW_PAUSES or share < least or watched_steps <= 0:
             continue
         advice, change = _shorter(pause, view)
         yield Finding(

@@ -69,6 +69,17 @@ def test_a_model_that_torch_compile_skips_is_reported(ddpprof: Run) -> None:
     assert found["change"]["values"] == {"compile_order": "model_first"}
 
 
+def test_a_model_that_is_compiled_again_and_again_is_reported(ddpprof: Run) -> None:
+    """Each sixth step has another batch size. torch stops after eight compilations."""
+    report = recorded(ddpprof, "--order", "model_first", "--batch", "64", "--steps", "60", "--varies")
+    (found,) = [one for one in report["findings"] if one["rule"] == "recompilations"]
+    (pause,) = [one for one in report["whole_run"]["pauses"] if one["kind"] == "compilation"]
+    assert (pause["num_steps"], pause["last_step"]) == (7, 42), "after the first one, in step 0"
+    assert found["title"].startswith("torch.compile compiles code again in 7 of 57 steps")
+    assert "torch.compile reached its limit" in found["evidence"]
+    assert found["gain_ns"] == pause["extra_ns"] // 57
+
+
 def test_a_job_that_is_not_compiled_has_no_graphs(ddpprof: Run) -> None:
     report = recorded(ddpprof, "--order", "none", "--batch", "64")
     assert report["compiled_graphs"] is None

@@ -51,17 +51,20 @@ def main() -> None:
     parser.add_argument("--optimize-ddp", default="ddp_optimizer")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--varies", action="store_true", help="the batch size changes in every sixth step")
     options = parser.parse_args()
     torch._dynamo.config.optimize_ddp = options.optimize_ddp
+    torch._dynamo.config.automatic_dynamic_shapes = not options.varies
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo")
     model = wrapped(options.order, options.cap_mb)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     batch = torch.randn(options.batch, WIDTH) * (1 + dist.get_rank())
-    for _ in range(options.steps):
+    for step in range(options.steps):
         optimizer.zero_grad()
-        model(batch).square().mean().backward()
+        size = options.batch - step if options.varies and step % 6 == 0 else options.batch
+        model(batch[:size]).square().mean().backward()
         optimizer.step()
     digest = hashlib.sha256()
     for parameter in model.parameters():

@@ -156,6 +156,15 @@ def test_recording_and_the_end_of_an_epoch_are_pauses() -> None:
     assert pauses_in(steps) == (Pause(PauseKind.RECORDING, 1, 7 * MS), Pause(PauseKind.EPOCH, 1, 3 * MS))
 
 
+def test_compilation_in_a_recorded_step_counts_as_compilation() -> None:
+    both = StepFlag.RECORDED | StepFlag.COMPILED
+    rows = [{}, {"other": 8.0, "flags": both}, {}, {"other": 4.0, "flags": StepFlag.COMPILED}, {}]
+    steps = common_steps({0: steps_of(rows)})
+    assert steps is not None
+    last_step = int(steps.number[3])
+    assert pauses_in(steps) == (Pause(PauseKind.COMPILATION, 2, 10 * MS, last_step=last_step),)
+
+
 WAITS = {"backward": 42.0, "wait": 22.0}
 SLOW = {"forward": 32.0}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,6 +59,20 @@ def compiled_in_place(module: nn.Module) -> nn.Module:
 )
 def test_the_order_of_wrapping(module: Any, order: CompileOrder | None) -> None:
     assert order_of(module()) == order
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        pytest.param("Dynamo recompile limit exceeded\n  Explanation: …", True, id="torch-2.13"),
+        pytest.param("recompile_limit reached", True, id="torch-2.8"),
+        pytest.param("cache_size_limit reached", True, id="torch-2.6"),
+        pytest.param("Data-dependent branching", False, id="another-reason"),
+    ],
+)
+def test_the_limit_of_compilations(monkeypatch: pytest.MonkeyPatch, reason: str, expected: bool) -> None:
+    monkeypatch.setitem(torch._dynamo.utils.counters, "unimplemented", Counter({reason: 1}))
+    assert compilation.is_at_limit() is expected
 
 
 def test_the_order_is_read_off_the_stack() -> None:

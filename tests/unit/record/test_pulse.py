@@ -7,6 +7,7 @@ import gc
 import os
 import threading
 import weakref
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,6 +54,16 @@ def test_a_step_is_one_row_with_its_parts(clock: Clock, tmp_path: Path) -> None:
     assert [column.tolist() for column in columns] == [[0], [852], [100], [200], [480], [60]]
     columns = (steps.wait_ns, steps.first_gradient_ns, steps.own_ns, steps.flags)
     assert [column.tolist() for column in columns] == [[400], [50], [452], [int(StepFlag.BEGAN_EPOCH)]]
+
+
+def test_a_step_in_which_torch_compiles_is_flagged(pulse: PulseWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = Counter(ok=2)
+    monkeypatch.setitem(torch._dynamo.utils.counters, "frames", frames)
+    for num_steps, num_compiled in enumerate((2, 3, 3, 5), 1):
+        frames["ok"] = num_compiled
+        pulse.step_ends(num_steps)
+    is_compiled = [bool(flags & StepFlag.COMPILED) for flags in decoded(pulse).steps.flags.tolist()]
+    assert is_compiled[1:] == [True, False, True]
 
 
 def test_two_backward_passes_wait_twice(pulse: PulseWriter, clock: Clock) -> None:

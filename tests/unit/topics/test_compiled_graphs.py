@@ -11,17 +11,22 @@ from observations import MIB, MS, bucket, observed, of_mib
 from tables import backward_pass, record, recorded
 
 from ddpprof.engine.finding import Finding, Predicted, Predictions
+from ddpprof.engine.topic import View
 from ddpprof.layout import Line
 from ddpprof.model import DdpModule, Record
 from ddpprof.model.ddp_module import Compilation
+from ddpprof.model.whole_run import Pause, PauseKind, WholeRun
 from ddpprof.report.topics import find_all
 from ddpprof.topics.buckets.rules import BUCKETS
 from ddpprof.topics.compiled_graphs import (
     COMPILED_GRAPHS,
     BucketWait,
     CompiledGraphs,
+    Recompilations,
     compiled_lines,
+    find_recompilations,
     measure_compiled_graphs,
+    recompilations,
 )
 
 SIX = of_mib([1, 1], [1, 1], [1, 1], bucket_cap_mb=1.5)
@@ -199,3 +204,45 @@ def test_what_the_report_says() -> None:
         "Compiled: torch.compile around DDP, optimize_ddp=ddp_optimizer, 3 graphs. Times at which the groups of "
         "gradients are ready (ms): 10.00, 20.10, 30.20."
     )
+
+
+SECOND = 10**9
+RECOMPILED = Pause(PauseKind.COMPILATION, 6, 4 * SECOND, last_step=36)
+
+
+def job(*pauses: Pause, is_at_limit: bool = False) -> View:
+    run = WholeRun(60, 10, 20 * SECOND, (), pauses=pauses)
+    return View(1, None, whole_run=run, records={0: record(is_at_compile_limit=is_at_limit)})
+
+
+@pytest.mark.parametrize("is_at_limit", [True, False])
+def test_compilations_that_take_much_of_the_run(is_at_limit: bool) -> None:
+    view = job(Pause(PauseKind.SAVE, 9, SECOND), RECOMPILED, is_at_limit=is_at_limit)
+    made = find_recompilations(view)
+    assert made == Recompilations(6, 36, 4 * SECOND, 0.2, 50, is_at_limit)
+    (found,) = recompilations(made, view)
+    assert found.title == "torch.compile compiles code again in 6 of 50 steps, which takes 20% of the run"
+    assert ("reached its limit" in found.evidence) is is_at_limit
+    assert (found.gain_ns, found.numbers["num_steps_apart"]) == (4 * SECOND // 50, pytest.approx(50 / 6))
+
+
+@pytest.mark.parametrize(
+    "pauses",
+    [
+        pytest.param((), id="none"),
+        pytest.param((Pause(PauseKind.COMPILATION, 2, 4 * SECOND, last_step=12),), id="in-two-steps"),
+        pytest.param((Pause(PauseKind.COMPILATION, 6, SECOND // 2, last_step=12),), id="short"),
+    ],
+)
+def test_few_compilations_matter_only_if_torch_stops_compiling(pauses: tuple[Pause, ...]) -> None:
+    made = find_recompilations(job(*pauses))
+    assert (made is None) is (not pauses)
+    assert made is None or not list(recompilations(made, job(*pauses)))
+    limited = find_recompilations(job(*pauses, is_at_limit=True))
+    assert limited is not None
+    (found,) = recompilations(limited, job(*pauses))
+    assert (found.gain_ns, found.title.startswith("torch.compile has stopped")) == (None, True)
+
+
+def test_a_run_that_was_not_watched_has_no_compilations() -> None:
+    assert find_recompilations(View(1, None)) is None
