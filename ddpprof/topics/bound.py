@@ -76,7 +76,7 @@ _MUCH = 0.1
 _MOSTLY = 0.5
 _LITTLE_BYTES = 1 << 20
 _OF_BYTES = (WhatHelps.COMPRESSION, WhatHelps.DOUBLE_LINK)
-"""changes that do not reduce latency; the replay cannot tell which part of a small bucket's time is latency"""
+"""changes that do not reduce latency; the replay does not know how much of a small bucket's time is latency"""
 
 
 def find_bound(report: ReportView, view: View) -> Bound | None:
@@ -121,7 +121,7 @@ def _bound_by(comm_ns: int, waiting_ns: int | None, num_bytes: int | None) -> Bo
 def _gradient_bytes(buckets: Sequence[BucketRow] | None, num_collectives: int) -> int | None:
     """Return the gradient bytes sent per step; ``None`` if a bucket size is unknown or no buckets are known.
 
-    Also returns ``None`` if a step has fewer collectives than buckets, which means that steps train different modules.
+    Also returns ``None`` if a step has fewer collectives than buckets, because the steps then train different modules.
     """
     if buckets is None or num_collectives < len(buckets):
         return None

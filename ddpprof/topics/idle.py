@@ -28,7 +28,7 @@ BLOCK_ROWS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows of several tables, sorted by start, and by table for equal starts."""
+    """Rows of several tables, sorted by start time. Rows that start at the same time are sorted by table."""
 
     start_ns: Int64Column
     end_ns: Int64Column
@@ -194,7 +194,7 @@ def _comm_ends(trace: Trace) -> Int64Column:
 def _read_ends(trace: Trace) -> Int64Column:
     """Return the times at which copies to pageable host memory end.
 
-    The call that launches such a copy blocks until then.
+    The call that launches such a copy blocks until the copy ends.
     """
     copies = trace.copies
     names = [index for index, name in enumerate(trace.names) if _TO_PAGEABLE.search(name)]
@@ -281,10 +281,10 @@ _OF_OTHERS = "torch.compile(model), if it has a backend for this device, or a la
 
 
 def optimizer_not_fused(took_ns: int, view: View) -> Iterator[Finding]:
-    """Report an unfused optimizer, or one with many small groups, for each of which it runs separate operators.
+    """Report an optimizer that is not fused, or that runs separate operators for each of many small groups.
 
-    On CPU, only an optimizer that takes much of the step is reported. There, plain SGD, which has no state, is hardly
-    faster if it is fused. Adam is three to five times as fast.
+    On CPU, an optimizer is only reported if it takes much of the step. Fusing makes Adam three to five times as fast
+    there, but hardly speeds up plain SGD, which has no state.
     """
     optimizers = next((one.optimizers for one in view.records.values() if one.optimizers), ())
     unfused = [one for one in optimizers if one.could_be_fused and not one.is_fused]

@@ -44,12 +44,12 @@ MIN_RUNS = 3
 """minimum number of covered runs and of runs alone, so that one disturbed run does not change the median"""
 
 ENOUGH_KNOWN = 0.2
-"""minimum share of the computation during communication whose slowdown must be known to report a ratio"""
+"""a ratio is reported if the slowdown of at least this share of the computation during communication is known"""
 
 _MOST_RATIOS = 255
 
 _HOLDS_HOOKS = "AccumulateGrad"
-"""autograd node whose hook lets DDP's reducer copy a gradient into its bucket and launch the bucket"""
+"""autograd node that runs DDP's hook, which copies a gradient into its bucket and launches full buckets"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +277,7 @@ def _same_work(trace: Trace, runs: KernelRuns) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class _Control:
-    """Total time of work that ran alone in measured steps, and of the same work in baseline steps, both doubled."""
+    """Total time of work that ran alone in measured steps, and of this work in baseline steps. Both are doubled."""
 
     twice_measured_ns: int
     twice_baseline_ns: int

@@ -1,4 +1,4 @@
-"""Check the settings of the ranks' processes: cores, compute threads, and settings for debugging.
+"""Check the settings of the ranks' processes: cores, compute threads, and debugging settings.
 
 The number of threads of a single rank may match the number of cores, but all ranks of the host share these cores.
 """
@@ -15,7 +15,7 @@ from ddpprof.model import Record
 from ddpprof.model.whole_run import RankWholeRun
 
 _MANY_QUEUED = 0.5
-"""minimum mean number of a rank's threads that wait for a core for measured times to count as distorted"""
+"""measured times count as distorted if, on average, this many threads of a rank wait for a core"""
 _MANY_MORE = 1.5
 """minimum number of threads per core; with fewer, some threads are likely idle"""
 
@@ -63,7 +63,7 @@ def cores_of_hosts(records: Sequence[Record]) -> tuple[HostCores, ...]:
 def _num_cores(ranks: Sequence[Record]) -> float | None:
     """Return how many cores the ranks of one host may use together.
 
-    If all ranks have a CPU quota, they share one quota.
+    If every rank has a CPU quota, all ranks share the same quota.
     """
     cores = {core for one in ranks for core in (one.core_list or "").split(",") if core}
     number = float(len(cores)) or max((one.num_cores for one in ranks if one.num_cores), default=None)
@@ -149,7 +149,7 @@ def _cores(number: float) -> str:
 
 
 def debugging_settings(num_ranks: Mapping[str, int], _view: View) -> Iterator[Finding]:
-    """Report settings for debugging, which distort the measured times. `num_ranks`: number of ranks by setting."""
+    """Report debugging settings that distort the measured times. `num_ranks`: number of ranks by setting."""
     for name, (title, evidence, advice, change) in _OF_DEBUGGING.items():
         if num_ranks.get(name):
             numbers = only_known(num_ranks=num_ranks[name])
@@ -169,7 +169,7 @@ _OF_DEBUGGING = {
     ),
     "TORCH_DISTRIBUTED_DEBUG=DETAIL": (
         "TORCH_DISTRIBUTED_DEBUG=DETAIL is set, which slows down every collective",
-        "before each collective, the ranks compare its kind and its sizes over an additional process group",
+        "before each collective, the ranks compare its kind and sizes over an additional process group",
         "Unset the variable once the bug that you were looking for is fixed.",
         environment_change(TORCH_DISTRIBUTED_DEBUG="OFF"),
     ),

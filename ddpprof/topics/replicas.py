@@ -56,7 +56,7 @@ def is_always_reduced(module: int, steps: Sequence[RecordedStep]) -> bool:
 def find_drifts(replicas: Mapping[int, Sequence[Replica]]) -> tuple[Drift, ...]:
     """Compare the ranks' copies of each module.
 
-    Ranks whose copies were read at different steps than the first rank's are left out.
+    Ranks whose copies were not read at the same steps as the first rank's copies are excluded.
     """
     drifts = []
     for module in sorted({one.module for of_rank in replicas.values() for one in of_rank}):
@@ -169,8 +169,8 @@ def unfrozen_parameters(replicas: Replicas, view: View) -> Iterator[Finding]:
         "unfrozen-parameters",
         not_averaged(replicas.unfrozen),
         trained_apart(replicas.unfrozen),
-        f"{CONSTRUCT_AGAIN} Or construct DDP while all parameters require gradients, with find_unused_parameters=True, "
-        "and freeze some afterwards.",
+        f"{CONSTRUCT_AGAIN} Or construct DDP with find_unused_parameters=True while all parameters require gradients, "
+        "and freeze some of them afterwards.",
         None,
         is_correctness=True,
         comes_first=True,

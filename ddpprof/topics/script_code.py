@@ -45,7 +45,7 @@ class CodeLine:
     line: Annotated[str, Number("line of the script, as `file:line in function`")]
     idle_ns: Annotated[int, Number("time in which no operator runs")]
     data_ns: Annotated[int, Number("time in which training waits for data")]
-    backward_ns: Annotated[int, Number("time for which autograd runs the line in backward passes")] = 0
+    backward_ns: Annotated[int, Number("time during which autograd runs the line in backward passes")] = 0
 
     @property
     def short(self) -> str:
@@ -61,7 +61,7 @@ class RankCode:
     num_steps: int
     lines: tuple[CodeLine, ...]
     longest: CodeLine | None = None
-    """line that takes the longest time in a single step, with its times in that step, if its median is far below"""
+    """line that takes the longest time in one step, with its times in that step, if its median time is far shorter"""
 
     @property
     def idle_ns(self) -> int:
@@ -90,7 +90,7 @@ def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
     is_known = (places >= 0) & (places < len(samples.lines))
 
     def by_line(spans: Spans) -> NDArray[np.float64]:
-        """Return the time in ns that the samples of each line overlap with the spans, shape (lines,)."""
+        """Return for how long the samples of each line overlap with the spans, ns, shape (lines,)."""
         overlap = spans.within(starts_ns, ends_ns)[is_known]
         return np.bincount(places[is_known], overlap, minlength=len(samples.lines)).astype(np.float64)
 
@@ -163,9 +163,9 @@ def code_in_backward(ranks: Sequence[RankCode], view: View) -> Iterator[Finding]
         f"Code of the script takes {in_ms(least.backward_ns)} of the backward pass, mostly at {of_backward[0].short}",
         f"{'; '.join(f'{one.short}: {in_ms(one.backward_ns)}' for one in named)}, including the operators that it "
         f"calls, as sampled in {least.num_steps} steps of rank {least.rank}",
-        "If these are hooks, for example for logging gradients, run them in every 100th step. If activation "
-        "checkpointing runs the forward again, leave it out, or checkpoint fewer layers, as far as memory allows. "
-        "The backward of a custom autograd.Function is needed.",
+        "If these are hooks, for example for logging gradients, run them only every 100 steps. If activation "
+        "checkpointing runs the forward again, checkpoint fewer layers or none, as far as memory allows. The "
+        "backward() of a custom autograd.Function cannot be left out.",
         least.backward_ns,
         may_be_meant=True,
         subject={"line": of_backward[0].line},
@@ -178,7 +178,7 @@ _MUCH_IN_BACKWARD = 0.05
 
 
 def slowest_line_of(rank: int, view: View) -> tuple[str, int] | None:
-    """Return the line that takes the most extra time on this rank compared with any other rank, and that time in ns."""
+    """Return the line that takes the most extra time on this rank compared with all others, and this time in ns."""
     ranks = view[SCRIPT_CODE] or ()
     own = next((one for one in ranks if one.rank == rank), None)
     others = [{line.line: line.idle_ns for line in one.lines if line.idle_ns} for one in ranks if one.rank != rank]

@@ -248,7 +248,7 @@ def _own_ns(one: RankWholeRun) -> int | None:
 
 
 def _stands(one: RankWholeRun) -> str:
-    """Return how a rank ended or, if it recorded no end, its last known activity."""
+    """Return how a rank ended or, if its end was not recorded, its last known activity."""
     if one.ended is not None:
         return _ENDS.get(one.ended, clean(one.ended))
     since = duration(one.last_ns - one.activity_since_ns)
@@ -256,7 +256,7 @@ def _stands(one: RankWholeRun) -> str:
 
 
 def _own_times(ranks: Sequence[RankWholeRun]) -> str:
-    """Return a note that says what own time is, and whether it differs between ranks."""
+    """Return a note that explains own time and says whether it differs between ranks."""
     own = {one.rank: own_ns for one in ranks if (own_ns := _own_ns(one)) is not None}
     if len(own) < 2:
         return "own: step time minus waits for other ranks"
@@ -346,7 +346,7 @@ def _why(slowdown: StepSlowdown, world_size: int) -> str:
 
 
 def _who(ranks: Sequence[int], world_size: int) -> tuple[str, str]:
-    """Return the ranks as the subject of a sentence, and the ending of its verb, which is empty for several ranks."""
+    """Return the ranks as the subject of a sentence, and the ending of its verb (``"s"`` or empty)."""
     if len(ranks) == world_size and world_size > 1:
         return _EVERY_RANK, "s"
     return ranks_in_words(ranks), "s" if len(ranks) == 1 else ""
@@ -428,7 +428,7 @@ def _keep_workers(view: View) -> Change | None:
 
 
 def growing_steps(run: WholeRun, view: View) -> Iterator[Finding]:
-    """Report steps that become longer and longer over the run, as if something grew with their number."""
+    """Report steps that become longer and longer over the run, because something may grow with the number of steps."""
     stretches = _with_usual_steps(run)
     if len(stretches) < _LEAST_STRETCHES or run.steps is None:
         return
@@ -469,7 +469,7 @@ def _parts(stretch: Stretch) -> dict[str, int]:
 
 _LEAST_STRETCHES = 5
 _NEARLY_ALWAYS = 0.9
-"""minimum share of pairs of stretches whose later one is longer"""
+"""minimum share of the pairs of stretches in which steps of the later stretch are longer"""
 _MUCH_LONGER = 1.2
 """minimum ratio of the step at the end to the step at the start"""
 
@@ -487,7 +487,7 @@ def uneven_work(run: WholeRun, view: View) -> Iterator[Finding]:
     sizes = f"; the largest input of a step was {percent(larger)} larger than the ranks' mean input"
     yield Finding(
         "uneven-work",
-        f"The ranks take turns at being the slowest: waiting for it takes {percent(share)} of the step",
+        f"The ranks take turns at being the slowest: waiting for the slowest rank takes {percent(share)} of the step",
         f"in {uneven.num_steps:,} steps, the slowest rank worked {in_ms(uneven.lost_ns)} longer than the ranks did on "
         f"average, and no rank was the slowest in more than {percent(uneven.most_often)} of the "
         f"steps{sizes if larger >= _LARGER_INPUTS else ''}",
@@ -502,13 +502,13 @@ def uneven_work(run: WholeRun, view: View) -> Iterator[Finding]:
 _MUCH_UNEVEN = 0.1
 """minimum share of the step"""
 _LITTLE_UNEVEN = 0.03
-"""the same if inputs differ in size"""
+"""minimum share of the step if inputs differ in size"""
 _LARGER_INPUTS = 0.05
-"""minimum excess of the largest input of a step over the mean input for this"""
+"""inputs differ in size if the largest input of a step exceeds the mean input by at least this fraction"""
 _MOST_IN_TURN = 0.8
-"""maximum share of the steps in which one rank is the slowest; above, it is a straggler"""
+"""maximum share of the steps in which one rank is the slowest; above this share, the rank is a straggler"""
 
-_CAPTURE = "Profile such a step of the running job, to see what it does: ddpprof capture --when 'step>1.5x' RUN."
+_CAPTURE = "To see what such a step does, profile it in the running job: ddpprof capture --when 'step>1.5x' RUN."
 _SPENDS = {
     StepPart.DATA: ("wait", "for batches"),
     StepPart.FORWARD: ("take", "longer in the forward pass"),
@@ -520,7 +520,7 @@ _SPENDS = {
 _MUCH = 0.05
 """minimum share of the run"""
 _MUCH_OF_CHANCE = 0.2
-"""the same for long steps without a known reason at irregular distances, which other work may cause"""
+"""minimum share of the run for long steps at irregular distances without a known reason, which other work may cause"""
 _FEW_PAUSES = 3
 _TITLES = {
     PauseKind.EVALUATION: "Evaluation takes",

@@ -174,7 +174,7 @@ def _if_they_may_differ(others: int, number: int) -> str:
     if not others:
         return statistics
     them = "them" if others == number else f"the {others} buffer{'s' if others > 1 else ''} outside BatchNorm"
-    limit = f"Do this only if the forward does not change {them}, or if they may differ between ranks."
+    limit = f"Do this only if the forward does not change {them}, or if ranks may have different values."
     return limit if others == number else f"{limit} {statistics}"
 
 
@@ -238,7 +238,7 @@ BUFFER_SYNCS: Topic[BufferSyncs, BufferSyncs] = Topic(
     rank_type=BufferSyncs,
     of_ranks=lambda ranks: ranks[0],
 )
-"""broadcasts on the first rank, which are the same on all ranks"""
+"""broadcasts on the first rank; all ranks have the same broadcasts"""
 
 GRADIENT_COPIES: Topic[None, tuple[DdpModule, ...]] = Topic(
     "gradient_copies", rules=(gradient_copies,), of_run=lambda view: view.modules

@@ -47,7 +47,7 @@ def test_a_hang_is_explained_while_it_lasts_and_ended_if_asked(ddpprof: Run, tmp
     )
     afterwards = ddpprof("diagnose", "run").stdout.splitlines()
     assert afterwards[0] == "The job has ended."
-    assert afterwards[1] == said[0].replace("hangs", "hung").replace(": ", ". ddpprof found at that time: ", 1)
+    assert afterwards[1] == said[0].replace("hangs", "hung").replace(": ", ". Diagnosis at that time: ", 1)
     verdict = json.loads((tmp_path / "run" / "hang.json").read_text())
     assert (verdict["fault"], verdict["rank"], verdict["bucket"]) == ("other-collective", 1, 0)
     (schema,) = (json.loads(ddpprof("schema", "verdict").stdout),)

@@ -56,7 +56,7 @@ _MOST_OTHERS = 63
 """maximum number of ranks with which a straggler's gradients are compared"""
 _MOST_GRADIENTS = 3
 _MOSTLY = 0.8
-"""minimum share of the collectives in which a rank arrives last to mention it"""
+"""a rank is mentioned if it arrives last in at least this share of the collectives"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +147,8 @@ def across_ranks(
 ) -> tuple[AcrossRanks, tuple[str, ...]]:
     """Return the measures of all ranks together, and descriptions of collectives that do not match.
 
-    `progress`: steps by rank, for the ranks that average their gradients with each other. `with_record`: the ranks
-    among them that have a record.
+    `progress`: steps by rank, for the ranks that average their gradients with each other. `with_record`: those of
+    these ranks that have a record.
     """
     known = [trace.collectives for trace in traced.values()]
     matched = match_collectives(known)
@@ -260,7 +260,7 @@ def waiting_table(across: AcrossRanks) -> Iterable[Section]:
 
 
 def _least_waiting(waiting: Sequence[RankWaiting]) -> Sequence[RankWaiting]:
-    """Return all ranks or, if there are many, the ranks that wait least, for which the other ranks wait."""
+    """Return all ranks or, if there are many, the ranks that wait least. The other ranks wait for these ranks."""
     if len(waiting) <= MAX_RANKS:
         return waiting
     return sorted(waiting, key=lambda one: one.waiting_per_step_ns or 0)[:MAX_RANKS]

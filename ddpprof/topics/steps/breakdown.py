@@ -35,7 +35,7 @@ from ddpprof.model.record import RecordedStep
 from ddpprof.topics.steps.overlap import marked_spans, spans_of
 
 _BUSY_BEFORE = 0.01
-"""maximum delay of a step's first kernel, as a share of the step; after a longer delay, the device was still busy"""
+"""maximum delay of a step's first kernel, as a share of the step; a longer delay means that the device was busy"""
 
 
 @dataclass(frozen=True, slots=True)

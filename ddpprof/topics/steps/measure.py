@@ -141,7 +141,7 @@ def _step_report(
 def _torch_times(
     trace: Trace, recorded: dict[int, RecordedStep], number: int, modules: Sequence[DdpModule]
 ) -> TorchTimes | None:
-    """Compare a step's times with DDP's own times, which are in the next step's record; return ``None`` if unknown."""
+    """Compare a step's times with DDP's own times, which are in the next step's record; ``None`` if unknown."""
     step, following = recorded.get(number), recorded.get(number + 1)
     if step is None or following is None or len(modules) != 1:
         return None
@@ -158,7 +158,7 @@ def _devices(rank: Rank) -> tuple[DeviceLoad, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TorchTimes:
-    """Times of one step of one DDP module, in ns: measured by ddpprof by DDP's definitions, and by DDP (`torch_`)."""
+    """Times of one step of a DDP module by DDP's definitions, ns, as measured by ddpprof and by DDP (`torch_`)."""
 
     forward_ns: int
     backward_ns: int
@@ -228,7 +228,7 @@ class RecordingCost:
         return self.profiled_ns / self.off_ns if self.profiled_ns and self.off_ns else None
 
     def is_noise(self, ratio: float) -> bool:
-        """Return whether this ratio may be due to chance, because the times of unrecorded steps vary by as much."""
+        """Return whether this ratio may be due to chance, because the times of unrecorded steps vary just as much."""
         return ratio < 1 or (self.spread is not None and abs(ratio - 1) < self.spread)
 
 

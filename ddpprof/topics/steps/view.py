@@ -38,7 +38,7 @@ RECORDED_PARTS = ("forward", "backward and comm", "optimizer", "data, other")
 """parts of the bar for light recording"""
 
 _UNUSUAL = 1.5
-"""factor at which steps count as unusually long"""
+"""steps that take longer than usual by this factor count as unusually long"""
 _LEAST_STEPS = 20
 """minimum number of steps without special events for a typical step time"""
 
