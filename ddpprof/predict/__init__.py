@@ -137,7 +137,7 @@ class Setting:
     bytes_per_s: float | None = None
     """bandwidth of each rank's link"""
     latency_ns: float | None = None
-    """latency of one message between two ranks, ns"""
+    """latency of one message between two ranks, in ns"""
 
 
 def sent_share(gradients: Sequence[Gradient], compression: Compression | None, rank: int) -> float:

@@ -1,8 +1,8 @@
 """Model the duration of an all-reduce between the ranks of a job, and its cost to concurrent computation.
 
-Each of these two is modeled as latency + bytes × time per byte, with a minimum (`statistics.size_model`). The
-parameters are fitted to the measurements of `ddpprof netbench` or, without them, to the buckets of the run. The buckets
-cover only their own sizes, and do not show the cost to computation.
+Both are modeled as latency + bytes × time per byte, with a minimum (`statistics.size_model`). The parameters are
+fitted to the measurements of `ddpprof netbench` or, without them, to the buckets of the run. The buckets cover only
+their own sizes, and do not show the cost to computation.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Network:
     """True if the cost to computation was not measured, and is assumed from other measurements of gloo"""
 
     def with_guessed_cost(self, ranks_per_core: float) -> Network:
-        """Return the network with a typical cost to computation, for ranks without a free core for gloo's threads.
+        """Return the network with a typical cost to computation, for ranks that have no free core for gloo's threads.
 
         On loopback, the CPU time of an all-reduce equals its duration. On slower links, netbench measures 1.3 ns per
         byte at 4 Gbit/s, and 2 ns per byte at 1 Gbit/s. If several ranks share a core, each rank waits for the CPU time

@@ -51,7 +51,7 @@ def measure_accumulation(steps: Sequence[RecordedStep]) -> tuple[Accumulation, .
 
 
 def count_micro_steps(steps: Sequence[RecordedStep]) -> int:
-    """Return the number of batches whose gradients are accumulated per optimizer step; 1 if there is no accumulation.
+    """Return the number of batches accumulated per optimizer step; 1 if gradients are not accumulated.
 
     Counts forwards under ``no_sync``, and backward passes to whose gradients the next pass adds.
     """
@@ -119,7 +119,7 @@ def _num_buckets(number: int) -> str:
 _MOST_NAMED = 3
 _FEW_PASSES = 3
 _MANY = 0.2
-"""minimum share of the passes whose gradients are discarded"""
+"""minimum share of passes with discarded gradients"""
 
 
 def gradients_discarded(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:

@@ -51,7 +51,7 @@ class AttemptSummary:
     ends: tuple[RankEnd, ...]
     changes: tuple[AttemptChange, ...]
     step_change: Shift | None
-    """change of the step time, ns; ``None`` if no earlier attempt has steps of the same mode"""
+    """change of the step time, in ns; ``None`` if no earlier attempt has steps of the same mode"""
     is_shown: bool
     """True if the rest of the report describes this attempt"""
 

@@ -36,7 +36,7 @@ class BoundBy(StrEnum):
 
 
 class WhatHelps(StrEnum):
-    """A change whose effect on the step time is predicted by a replay."""
+    """A change. A replay predicts its effect on the step time."""
 
     DOUBLE_BATCH = "double_batch"
     ACCUMULATION = "accumulation"
@@ -130,7 +130,7 @@ def _gradient_bytes(buckets: Sequence[BucketRow] | None, num_collectives: int) -
 
 
 def _waiting_ns(across: AcrossRanks | None) -> int | None:
-    """Return the mean waiting time per rank and step, ns; ``None`` if collectives were not matched between ranks."""
+    """Return the mean waiting time per rank and step, in ns; ``None`` if collectives were not matched."""
     per_rank = [one.waiting_per_step_ns for one in across.waiting] if across is not None else []
     known = [waiting_ns for waiting_ns in per_rank if waiting_ns is not None]
     return round(fmean(known)) if known else None

@@ -78,7 +78,7 @@ def summarize_collectives(
 ) -> tuple[CollectiveSummary, ...]:
     """Summarize collectives, ordered by kind, process group and size.
 
-    `sizes`: bytes by rank and row, for rows whose size the trace lacks.
+    `sizes`: bytes by rank and row, for rows without a size in the trace.
     """
     if not ranks:
         return ()

@@ -1,4 +1,4 @@
-"""Detect models compiled with torch.compile whose graphs keep communication from overlapping with backward.
+"""Detect compiled models in which the graphs of torch.compile keep communication from overlapping with backward.
 
     group     gradients that become ready together, because one compiled graph computes them
     waits     last gradient of a bucket - last gradient of the bucket's earlier groups
@@ -49,7 +49,7 @@ _MOST_SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class BucketWait:
-    """A bucket whose gradients come from several compiled graphs."""
+    """A bucket with gradients from several compiled graphs."""
 
     bucket: int
     waits_ns: int
@@ -75,7 +75,7 @@ class CompiledGraphs:
     groups_ns: tuple[int, ...] = ()
     """time at which the last gradient of each group is ready; empty if gradients do not become ready in groups"""
     waits: tuple[BucketWait, ...] = ()
-    """buckets whose gradients come from several groups, in launch order"""
+    """buckets with gradients from several groups, in launch order"""
 
     @property
     def waiting(self) -> BucketWait | None:
@@ -108,7 +108,7 @@ def measure_compiled_graphs(record: Record, modules: Sequence[DdpModule]) -> Com
 
 
 def _ready_ns(record: Record, modules: Sequence[DdpModule]) -> list[int] | None:
-    """Return when each gradient is ready, ns since the forward; ``None`` if DDP uses the Python reducer."""
+    """Return when each gradient is ready, in ns since the forward; ``None`` if DDP uses the Python reducer."""
     passes = [one for step in record.training_steps for one in step.passes if pass_fits(modules, one)]
     times = [
         [ready - one.origin_ns for one in passes if (ready := one.ready_ns[index]) is not None]

@@ -143,7 +143,7 @@ def _data_loading(view: View) -> DataLoading:
 
 
 def training_loaders(of_ranks: Iterable[Sequence[Loader]]) -> Iterator[Loader]:
-    """Yield the loaders whose batches are used for training, among the loaders of each rank."""
+    """Yield the loaders that provide training batches, among the loaders of each rank."""
     return (loader for loaders in of_ranks for loader in loaders if loader.feeds_training)
 
 
@@ -267,7 +267,7 @@ def idle_for_data(data: DataLoading, view: View) -> Iterator[Finding]:
 
 
 def _gain_ns(data_ns: int, step_ns: int, loader: Loader | None, change: Change | None) -> int:
-    """Return an upper bound of the gain from the advised number of workers, ns per step.
+    """Return an upper bound of the gain from the advised number of workers, in ns per step.
 
     With that many workers, a step takes the longer of training and loading. The time to load a batch is `data_ns`
     without workers; with workers that cannot keep up, it is `step_ns` times the number of workers.

@@ -66,7 +66,7 @@ _COMM = 2
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Idle time of one step, ns."""
+    """Idle time of one step, in ns."""
 
     launch_bound_ns: Annotated[int, Number("idle time before a kernel that the host launched too late; null on CPU")]
     comm_wait_ns: Annotated[int, Number("idle time directly before or after communication; null on CPU")]
@@ -146,7 +146,7 @@ class _CauseFinder:
     waits: Spans
     """when the training thread waits for the accelerator"""
     read_ends_ns: Int64Column
-    """ends of copies that the host waits for, ns, in ascending order"""
+    """ends of copies that the host waits for, in ns, in ascending order"""
 
     def causes(
         self, gap_start_ns: Int64Column, launched_ns: Int64Column, is_comm: NDArray[np.bool_]
@@ -178,7 +178,7 @@ class _OrderedWork:
 
 
 def _work(block: Block) -> _OrderedWork:
-    """Return the work of a block in order, without work of zero duration, which cannot end a gap."""
+    """Return the work of a block in order. Work of zero duration is excluded, because it cannot end a gap."""
     launched = np.where(block.launched_ns == UNKNOWN, _NEVER, block.launched_ns)
     is_comm = block.table == _COMM
     order = np.lexsort((is_comm, launched, block.start_ns))
@@ -324,4 +324,4 @@ _SMALL_GROUP = 4
 
 IDLE: Topic[None, int] = Topic("idle", rules=(launch_bound, host_reads), of_run=lambda view: view.launch_bound_ns)
 OPTIMIZERS: Topic[None, int] = Topic("optimizers", rules=(optimizer_not_fused,), of_run=lambda view: view.optimizer_ns)
-"""time that the accelerator waits for the host to launch work, ns per step"""
+"""time that the accelerator waits for the host to launch work, in ns per step"""

@@ -104,7 +104,7 @@ class OverlapSlowdown:
 
     @property
     def known_ns(self) -> int:
-        """Covered time of the kernels whose ratio is known."""
+        """Covered time of the kernels with a known ratio."""
         return sum(row.compared_ns for row in self.kernels if row.ratio is not None)
 
     @property
@@ -113,13 +113,13 @@ class OverlapSlowdown:
 
     @property
     def lost_ns_per_step(self) -> int | None:
-        """Time lost per step in the kernels whose ratio is known."""
+        """Time lost per step in the kernels with a known ratio."""
         lost = [row.lost_ns for row in self.kernels if row.ratio is not None]
         return round(sum(lost) / self.num_steps) if lost else None
 
     @property
     def ratio(self) -> float | None:
-        """Covered time of the kernels whose ratio is known, divided by the time of the same runs alone."""
+        """Covered time of the kernels with a known ratio, divided by the time of the same runs alone."""
         lost = [row.lost_ns for row in self.kernels if row.ratio is not None]
         return self.known_ns / (self.known_ns - sum(lost)) if lost else None
 

@@ -217,7 +217,7 @@ def link_lines(limit: LinkLimit, _report: ReportView) -> Iterable[Section]:
         yield Line(f"All-reduces of {sizes} {_reached(limit)}.{_overhead(limit)}")
     elif limit.network is not None and limit.names and limit.limit_bits_per_s is None:
         yield Line(
-            f"The ranks communicate over {_names(limit)}, whose speed is unknown. Specify it with --link-speed.",
+            f"The ranks communicate over {_names(limit)}. The link speed is unknown: specify it with --link-speed.",
             is_aside=True,
         )
     if limit.nccl is not None:

@@ -47,7 +47,7 @@ class HostCores:
 
 
 def cores_of_hosts(records: Sequence[Record]) -> tuple[HostCores, ...]:
-    """Return the hosts whose number of cores is known. `records` need not include all ranks of a host."""
+    """Return the hosts with a known number of cores. `records` need not include all ranks of a host."""
     by_host: dict[str, list[Record]] = {}
     for record in records:
         by_host.setdefault(record.host, []).append(record)
@@ -76,7 +76,7 @@ class HostThreads:
     """Threads of the ranks, and the cores that they may use."""
 
     hosts: tuple[HostCores, ...] = ()
-    """hosts whose number of cores is known"""
+    """hosts with a known number of cores"""
     queued_threads: float | None = None
     """number of a rank's threads that are runnable but not running, on average over the ranks and the whole run"""
 
@@ -96,7 +96,7 @@ def _queued_threads(ranks: Sequence[RankWholeRun]) -> float | None:
 
 
 def threads_exceed_cores(threads: HostThreads, view: View) -> Iterator[Finding]:
-    """Report a host whose ranks compute with many more threads than it has cores."""
+    """Report a host on which the ranks compute with many more threads than there are cores."""
     crowded = [one for one in threads.hosts if one.is_overcommitted]
     if view.device != "cpu" or not crowded:
         return

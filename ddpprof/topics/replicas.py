@@ -28,7 +28,7 @@ _RESOLUTIONS = 20
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A module whose copies on the ranks differ."""
+    """A module with different copies on the ranks."""
 
     module: int
     ranks: tuple[int, ...]
@@ -69,20 +69,21 @@ def find_drifts(replicas: Mapping[int, Sequence[Replica]]) -> tuple[Drift, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TrainedApart:
-    """Parameters whose gradients no DDP module averages, and whose copies differ."""
+    """Parameters that differ between ranks, and for which no DDP module averages gradients."""
 
     module: str
     names: tuple[str, ...]
     is_wrapped: bool
-    """True if they belong to a DDP module whose forward the script never calls"""
+    """True if they belong to a DDP module, but the script never calls its forward"""
     drift: Drift
 
 
 def find_trained_apart(unaveraged: Mapping[int, Sequence[UnaveragedParameters]]) -> tuple[TrainedApart, ...]:
-    """Return the parameters that each rank trains separately and whose copies differ.
+    """Return the parameters that each rank trains separately and that differ between ranks.
 
-    `unaveraged`: parameters whose gradients no DDP module averages, by rank. Parameters outside DDP modules that
-    differ from the beginning, or in their shapes, are assumed to be intended, such as experts or a sharded embedding.
+    `unaveraged`: by rank, the parameters for which no DDP module averages gradients. Parameters outside DDP modules
+    that differ from the beginning, or in their shapes, are assumed to be intended, such as experts or a sharded
+    embedding.
     """
     found = []
     for drift in find_drifts({rank: [one.replica for one in of] for rank, of in unaveraged.items()}):

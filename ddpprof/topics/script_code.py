@@ -1,4 +1,4 @@
-r"""Find the lines of the script whose own Python code takes time in a step.
+r"""Find the lines of the script that take time in a step because of their own Python code.
 
     idle of a line = |samples of the line ∩ idle gaps of at least 0.5 ms|, median over steps
     data of a line = |samples of the line ∩ waiting for data|, median over steps
@@ -90,7 +90,7 @@ def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
     is_known = (places >= 0) & (places < len(samples.lines))
 
     def by_line(spans: Spans) -> NDArray[np.float64]:
-        """Return for how long the samples of each line overlap with the spans, ns, shape (lines,)."""
+        """Return for how long the samples of each line overlap with the spans, in ns, shape (lines,)."""
         overlap = spans.within(starts_ns, ends_ns)[is_known]
         return np.bincount(places[is_known], overlap, minlength=len(samples.lines)).astype(np.float64)
 
@@ -117,7 +117,7 @@ def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
 
 
 def _without_collectives(rank: Rank, trace: Trace, step: int) -> Spans:
-    """Return the step on the host, without the times at which the host waits for collectives that layers call."""
+    """Return the spans of the step on the host during which the host does not wait for collectives of layers."""
     span = trace.steps[step]
     whole = Spans(np.array([span.start_ns]), np.array([span.end_ns]))
     if rank.record is None or is_accelerator(rank.record.device):

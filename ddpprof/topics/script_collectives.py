@@ -4,7 +4,7 @@ r"""Measure the collectives that the script itself calls, outside DDP, and their
     exposed     = |outside \ (compute OR DDP's communication)|
 
 DDP's own forward broadcasts buffers and, under ``join()``, checks which ranks still train. SyncBatchNorm's collectives
-are part of the model. Collectives whose launch is not in the trace are left out.
+are part of the model. Collectives without a launch in the trace are excluded.
 """
 
 from __future__ import annotations
@@ -369,9 +369,9 @@ def metrics_every_step(outside: Sequence[OutsideCalls], view: View) -> Iterator[
         + ("; the trace lacks their sizes (use --record-shapes)" if unsized else "")
         + "; in each of them, every rank waits for the last rank",
         f"{'If these are metrics, accumulate' if unsized else 'Accumulate'} them on the device, and all-reduce them "
-        "every N steps or once per epoch, with several values in one tensor. Keep collectives whose result the step "
-        "needs, such as loss normalization, a gradient norm for clipping, or a decision that all ranks "
-        f"share.{_gradients_by_hand(unsized)}{_of_trainer(view, calls)}",
+        "every N steps or once per epoch, with several values in one tensor. Keep collectives if the step needs their "
+        "result, for example for loss normalization, gradient clipping, or a decision that all ranks share."
+        f"{_gradients_by_hand(unsized)}{_of_trainer(view, calls)}",
         _exposed(calls),
         numbers=only_known(num_calls=number, exposed_ns=_exposed(calls)),
     )

@@ -121,7 +121,7 @@ def uses_everything(module: DdpModule) -> bool:
 
 
 def _search_and_communication_ns(view: View) -> int | None:
-    """Return the maximum cost of the search, ns: its own time, and the exposed communication.
+    """Return the maximum cost of the search, in ns: its own time, and the exposed communication.
 
     Without the search, DDP also rebuilds its buckets, which may hide the communication.
     """

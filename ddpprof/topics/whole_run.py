@@ -98,13 +98,13 @@ def hang_line(report: ReportView) -> Iterator[Section]:
 
 
 def _took_ns(one: StepSlowdown, run: WholeRun) -> int:
-    """Return the total time lost to a slowdown, ns."""
+    """Return the total time lost to a slowdown, in ns."""
     last_step = run.num_steps - 1 if one.last_step is None else one.last_step
     return (one.after_ns - one.before_ns) * (last_step - one.first_step + 1)
 
 
 def _at_first_and_last(run: WholeRun) -> str:
-    """Return the median step time at the start and at the end of the run, without steps that have a `StepFlag`."""
+    """Return the median step time at the start and at the end of the run, excluding steps that have a `StepFlag`."""
     parts = _with_usual_steps(run)
     if len(parts) < 2 or sum(one.num_steps for one in parts) < _LEAST_STEPS * len(parts) / 2:
         return ""
@@ -118,7 +118,7 @@ def _with_usual_steps(run: WholeRun) -> list[Stretch]:
 
 
 def _growth(run: WholeRun) -> list[str]:
-    """Return a phrase about the largest memory growth of a process, without ddpprof's own use; empty if it is small."""
+    """Return a phrase about the largest memory growth of a process, excluding ddpprof's own memory; empty if small."""
     grown = [
         (one.memory_growth_bytes, one.first_memory_bytes)
         for one in run.ranks
@@ -457,7 +457,7 @@ def growing_steps(run: WholeRun, view: View) -> Iterator[Finding]:
 
 
 def _parts(stretch: Stretch) -> dict[str, int]:
-    """Return the mean time of each part of a step, ns. The names are for use in a sentence."""
+    """Return the mean time of each part of a step, in ns. The names are for use in a sentence."""
     parts = {
         "waiting for data": stretch.data_ns,
         "the forward pass": stretch.forward_ns,

@@ -1,6 +1,6 @@
 """Measure DDP's own work on the training thread, and report broadcasts of buffers and copies of gradients.
 
-The work is measured per step, without waiting for communication:
+The work is measured per step and excludes waiting for communication:
 
     pre-forward       buffer sync (host side), join bookkeeping, `prepare_for_backward`, without its communication
     unused search     search of the autograd graph for unused parameters

@@ -43,7 +43,7 @@ _CHARTS: Mapping[str, Callable[[Report], Iterable[Block]]] = {
     "slowdown": slowdown_chart,
     "whole-run": whole_run_chart,
 }
-"""topic → charts, which are placed before the topic's other blocks"""
+"""topic → charts that are placed before the topic's other blocks"""
 
 _NO_TIMELINE = "There is no timeline, because this page was made from a JSON report. A timeline needs the run itself."
 
@@ -98,7 +98,7 @@ def _head(report: Report, job: Iterable[Section]) -> str:
 
 
 def _leads(report: Report) -> str:
-    """Return the first changes with links to their findings, or a sentence that nothing needs to be changed."""
+    """Return the first changes with links to their findings, or a sentence saying that nothing needs to be changed."""
     first = first_changes(report)
     if not first:
         return escape(change_nothing(report))

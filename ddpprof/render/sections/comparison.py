@@ -90,7 +90,7 @@ def _note(comparison: Comparison) -> str:
 
 
 def interval_of(change: MetricChange) -> tuple[float, float] | None:
-    """Return the interval to show, ns: from the variation between runs or, with one run on each side, between steps."""
+    """Return the interval to show, in ns: from the variation between runs or, for one run per side, between steps."""
     if change.difference is not None and change.difference.is_measured:
         return change.difference.low_ns, change.difference.high_ns
     if change.of_steps is None or change.of_steps.low is None or change.of_steps.high is None:

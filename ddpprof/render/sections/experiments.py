@@ -439,9 +439,9 @@ def _nothing(report: TuneReport) -> str:
 
 
 _CERTAIN = 0.9
-"""step-time ratio to the unchanged job that must be excluded to report that no setting is faster"""
+"""to report that no setting is faster, the intervals must exclude this ratio to the step time of the unchanged job"""
 _STEADY = 1.1
-"""maximum of (slowest start / fastest start) for a machine to count as steady"""
+"""a machine counts as steady up to this ratio of the slowest to the fastest start"""
 _ENOUGH = 10
 """minimum number of rounds to recommend"""
 

@@ -48,7 +48,7 @@ _MOST_SHOWN = 6
 
 
 def _gradient_buckets(rows: Rows, view: View) -> Iterator[tuple[DdpModule, tuple[BucketRow, ...]]]:
-    """Yield the modules whose bucket sizes are all known, with their buckets. Sparse gradients have unknown sizes."""
+    """Yield each module with known bucket sizes, and its buckets. The size of sparse gradients is unknown."""
     for index, module in enumerate(view.modules):
         buckets = tuple(b for b in rows if b.module == index)
         if buckets and all(bucket.num_bytes is not None for bucket in buckets):
@@ -146,7 +146,7 @@ def _leaves(new: NewBuckets, left: float, late: BucketRow) -> str:
 
 
 def _link_ns(buckets: Sequence[BucketRow]) -> int:
-    """Return how long the buckets use the link, ns. If end times are known, concurrent buckets count once."""
+    """Return how long the buckets use the link, in ns. If end times are known, concurrent buckets count once."""
     spans = [(b.finished_ns - b.transfer_ns, b.finished_ns) for b in buckets if b.finished_ns and b.transfer_ns]
     if len(spans) < len(buckets):
         return sum(b.transfer_ns or 0 for b in buckets)
@@ -158,7 +158,7 @@ def _link_ns(buckets: Sequence[BucketRow]) -> int:
 
 
 def _first_gradient_ns(buckets: Sequence[BucketRow]) -> int:
-    """Return the time at which the first gradient is ready, ns since the end of the forward."""
+    """Return the time at which the first gradient is ready, in ns since the end of the forward."""
     times = [b.ready_ns if b.first_ready_ns is None else b.first_ready_ns for b in buckets]
     return min(time for time in times if time is not None)
 
@@ -200,7 +200,7 @@ _HALVED = ("float32", "float64", None)
 
 
 def buckets_too_large(rows: Rows, view: View) -> Iterator[Finding]:
-    """Report a bucket with most of the gradients, whose all-reduce starts only near the end of the backward pass."""
+    """Report a bucket with most of the gradients: its all-reduce starts only near the end of the backward pass."""
     if view.is_compiled or view.exposed_ns is None or not view.worth(view.exposed_ns):
         return
     for module, buckets in _gradient_buckets(rows, view):
@@ -425,7 +425,7 @@ def bucket_sizes_under(module: DdpModule, caps_mib: Sequence[float]) -> tuple[in
 
 
 def bytes_of(bucket: BucketRow) -> int:
-    """Return the size of a bucket whose size is known, as in a recorded module without sparse gradients."""
+    """Return the size of a bucket. The size must be known, as in a recorded module without sparse gradients."""
     return bucket.num_bytes or 0
 
 

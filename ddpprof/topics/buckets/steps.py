@@ -51,7 +51,7 @@ class BucketStep:
     module: int
     index: int
     origin_ns: int
-    """end of the DDP forward, ns since 1970"""
+    """end of the DDP forward, in ns since 1970"""
     first_ready_ns: int | None = None
     """time at which its first gradient was accumulated"""
     ready_ns: int | None = None
@@ -59,7 +59,7 @@ class BucketStep:
     started_ns: int | None = None
     finished_ns: int | None = None
     last_parameter: int | None = None
-    """reducer index of the parameter whose gradient was accumulated last"""
+    """reducer index of the parameter with the last accumulated gradient"""
     previous_ready_ns: int | None = None
     """time at which its second-to-last gradient was accumulated"""
     pass_index: int = 0

@@ -50,7 +50,7 @@ from ddpprof.topics.ranks.stragglers import (
 from ddpprof.topics.steps.overlap import spans_of
 
 RecordedSteps = Callable[[Sequence[int]], Mapping[int, Sequence[RecordedStep]]]
-"""function that loads the recorded steps of ranks, without baseline steps"""
+"""function that loads the recorded steps of ranks, except baseline steps"""
 
 _MOST_OTHERS = 63
 """maximum number of ranks with which a straggler's gradients are compared"""
@@ -66,7 +66,7 @@ class TracedCollectives:
     collectives: RankCollectives
     """collectives of training steps"""
     message_bytes: Mapping[int, int]
-    """row of ``collectives`` → bytes, for gradient all-reduces whose sizes the recorder knows"""
+    """row of ``collectives`` → bytes, for gradient all-reduces with sizes known to the recorder"""
     exposed: Spans
     """spans of communication without concurrent computation"""
 

@@ -85,7 +85,7 @@ class CommonClock:
     at_ns: int
     """time on the reference's clock to which the offsets refer"""
     ranks: tuple[RankClock, ...]
-    """clocks in order of rank, the reference first; without ranks that share no collective with the reference"""
+    """clocks in order of rank, starting with the reference; ranks that share no collective with it are excluded"""
     hosts: tuple[HostClock, ...]
 
     def find(self, rank: int) -> RankClock | None:
@@ -148,7 +148,7 @@ class _Pair:
     """The collectives that a rank shares with the reference."""
 
     since: NDArray[np.float64]
-    """time from `at_ns` to the end on the reference, ns"""
+    """time from `at_ns` to the end on the reference, in ns"""
     difference: Int64Column
     """end on the rank - end on the reference"""
     lowest: Int64Column

@@ -152,11 +152,11 @@ _LATE_IN_WHOLE_RUN = 0.05
 _STEPS_OF_WHOLE_RUN = 10
 """minimum number of steps of the whole run"""
 _LONGER_THAN_OTHER_WORK_NS = 10_000_000_000
-"""minimum duration, ns; in a shorter recording, other work on the cores may make a rank late in every step"""
+"""minimum duration, in ns; in a shorter recording, other work on the cores may make a rank late in every step"""
 _BY_OTHER_WORK = 5
 """maximum factor by which other work on its cores slows a rank"""
 _TIME_SLICES_NS = 10_000_000
-"""maximum time for which a rank with little work waits for a core, ns per step"""
+"""maximum time for which a rank with little work waits for a core, in ns per step"""
 
 
 def _is_out_of_proportion(lateness: Lateness, view: View) -> bool:
@@ -173,7 +173,7 @@ def _is_out_of_proportion(lateness: Lateness, view: View) -> bool:
 
 
 def _slept_ns(lateness: Lateness, view: View) -> int:
-    """Return how long the slowest rank slept while other ranks waited, ns per step; 0 if unknown or if it never slept.
+    """Return how long the slowest rank slept while other ranks waited, in ns per step; 0 if unknown, or if it did not.
 
     This is its lateness minus the extra time, compared with other ranks, in which its threads ran or waited for a core.
     The result is 0 if the rank is late because of its DataLoader, whose workers may be delayed by other work.
@@ -191,7 +191,7 @@ def _slept_ns(lateness: Lateness, view: View) -> int:
 
 
 def _late_all_along_ns(lateness: Lateness) -> int:
-    """Return the slowest rank's lateness over the whole run, ns per step; 0 if it is less than half of `late_ns`."""
+    """Return the slowest rank's lateness over the whole run, in ns per step; 0 if below half of `late_ns`."""
     slowest = lateness.stragglers[0]
     others_ns = [median(own_ns) for rank, own_ns in lateness.own_ns.items() if rank != slowest.rank]
     if slowest.rank not in lateness.own_ns or not others_ns:

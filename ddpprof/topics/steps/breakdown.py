@@ -64,7 +64,7 @@ class StepSplit:
     parts: tuple[tuple[Spans, ...], ...]
     """spans of each field of `Breakdown`, in order"""
     is_whole: bool = True
-    """False if the trace starts or ends in the middle of the step, whose duration is then not comparable"""
+    """False if the trace starts or ends in the middle of the step, so that its duration is not comparable"""
 
     @property
     def breakdown(self) -> Breakdown:

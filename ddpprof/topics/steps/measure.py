@@ -158,7 +158,7 @@ def _devices(rank: Rank) -> tuple[DeviceLoad, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TorchTimes:
-    """Times of one step of a DDP module by DDP's definitions, ns, as measured by ddpprof and by DDP (`torch_`)."""
+    """Times of one step of a DDP module by DDP's definitions, in ns, as measured by ddpprof and by DDP (`torch_`)."""
 
     forward_ns: int
     backward_ns: int
@@ -197,7 +197,7 @@ def compare_with_torch(
 
 
 def _last_end(trace: Trace, number: int, mark: Mark, origin_ns: int, at_least: int) -> int:
-    """Return the end of the step's last host span with this mark, ns since `origin_ns`."""
+    """Return the end of the step's last host span with this mark, in ns since `origin_ns`."""
     spans = trace.host_spans
     step = [s.number for s in trace.steps].index(number)
     ends = spans.end_ns[(spans.step == step) & (spans.mark == mark)]

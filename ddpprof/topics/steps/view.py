@@ -69,7 +69,7 @@ def step_bars(report: ReportView) -> Iterable[Section]:
 
 
 def mean_parts(report: ReportView) -> dict[str, int]:
-    """Return the mean time of each part of a profiled step on the first rank, ns; empty if there is none."""
+    """Return the mean time of each part of a profiled step on the first rank, in ns; empty if there is none."""
     steps = (one for rank in steps_of(report) for one in [rank.averaged(report.usual_steps)])
     parts = next((known for of_rank in steps if (known := [one.parts for one in of_rank if one.parts])), [])
     return {part.name: round(fmean(getattr(one, part.name) for one in parts)) for part in fields(Breakdown) if parts}
@@ -339,7 +339,7 @@ def unusual_steps_line(report: ReportView) -> Iterable[Section]:
 
 
 def _against_the_whole_run(report: ReportView) -> tuple[float, int]:
-    """Return the ratio of profiled steps to the median step of the whole run, and that median, ns; zeros if unknown."""
+    """Return the ratio of profiled steps to the median step of the whole run, and that median in ns; 0 if unknown."""
     shown = None if (run := report[WHOLE_RUN]) is None else run.shown
     steps = shown.whole if shown is not None else None
     profiled = [

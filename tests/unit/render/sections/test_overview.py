@@ -159,7 +159,7 @@ BOUND = Finding("buckets-too-large", "Bucket 0 holds 90% of the gradients", "why
 
 
 OWN = (
-    "76% of the step is computation of the model and the optimizer, whose efficiency ddpprof does not judge: look at "
+    "76% of the step is computation of the model and the optimizer. ddpprof does not judge its efficiency: look at "
     "its operators with ddpprof timeline."
 )
 HOOK = Change(ChangeKind.COMM_HOOK, {"fp16_compress_hook": True}, "the hook", is_lossy=True)
