@@ -1,4 +1,4 @@
-"""Declarations of numbers on dataclass fields, from which columns, metrics and clocks are derived.
+"""Declarations of numbers on dataclass fields. Columns, metrics and clocks are derived from these declarations.
 
     @dataclass(frozen=True, slots=True)
     class Overlap:

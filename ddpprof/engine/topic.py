@@ -1,7 +1,8 @@
 """The interface of a topic, which combines the measures, rules and report sections for one question about a job.
 
 `report/topics.py` lists the topics. Other code uses only this interface, and does not depend on a particular topic.
-Other packages provide topics through entry points in the group ``ddpprof.topics``, each of which refers to a `Topic`.
+Other packages provide topics through entry points in the group ``ddpprof.topics``. Each entry point refers to a
+`Topic`.
 
 `find` returns the findings of all topics, sorted by priority.
 """

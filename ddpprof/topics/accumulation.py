@@ -6,8 +6,8 @@
 These cases do not count as accumulation: two backward passes of a GAN's discriminator with an optimizer step between
 them, and passes that an optimizer runs by calling its closure.
 
-Gradients are discarded if they are set to ``None`` before an optimizer takes a step with them. This is typical of a
-GAN: the backward pass of the generator's loss also computes gradients of the discriminator, and vice versa.
+Gradients are discarded if they are set to ``None`` before an optimizer uses them. This is typical of a GAN: the
+backward pass of the generator's loss also computes gradients of the discriminator, and vice versa.
 """
 
 from __future__ import annotations

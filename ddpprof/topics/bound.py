@@ -2,7 +2,7 @@
 
     waiting    more than half of the communication is waiting for late ranks
     latency    a step sends less than 1 MiB of gradients, so the number of messages matters, not their size
-    bandwidth  otherwise
+    bandwidth  all other cases
 
 The other topics recommend changes to DDP. This topic names the limit that remains if none of these changes helps much.
 """
@@ -199,7 +199,7 @@ def bound_remarks(report: ReportView) -> Iterable[str]:
 def bound_sentence(bound: Bound) -> str:
     """Return a sentence that names the limit and the share of the step that is exposed communication."""
     share = percent(bound.exposed_ns / bound.step_ns if bound.step_ns else None)
-    return f"{_BY[bound.by]}: {share} of it, {in_ms(bound.exposed_ns)}, is exposed communication."
+    return f"{_BY[bound.by]}: exposed communication takes {in_ms(bound.exposed_ns)}, {share} of the step."
 
 
 _BY = {

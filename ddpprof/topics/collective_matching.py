@@ -300,8 +300,7 @@ def describe_contradictions(found: Sequence[tuple[int, ProcessGroup]]) -> list[s
         ranks.setdefault(group, []).append(rank)
     return [
         f"{'a process group' if group.name is None else f'process group {group.name}'} lists "
-        f"{_ranks(group.ranks or ())} but not {_ranks(members)}, which take part in its collectives, so the list is "
-        "not used"
+        f"{_ranks(group.ranks or ())}, but {_ranks(members)} also called its collectives, so the list is not used"
         for group, members in ranks.items()
     ]
 
@@ -342,7 +341,7 @@ def _by_sequence(lines: Candidates) -> list[tuple[int, str]]:
     if len(lacking):
         row = lines.rows[lacking[0]]
         absent = [rank for rank, index in zip(lines.ranks, row.tolist(), strict=True) if index == UNKNOWN]
-        text = f"missing in the trace of {_ranks(absent)}{_and_more(len(lacking), 'collective')}"
+        text = f"missing from the trace of {_ranks(absent)}{_and_more(len(lacking), 'collective')}"
         told.append((int(lacking[0]), text))
     return told
 

@@ -5,9 +5,9 @@ Each rank records digests of some samples in the batches from its DataLoader. Tw
     same batches   all ranks have the same batch at every position that all of them recorded
     same samples   within one pass over the loader, a rank has samples that another rank also has
 
-Different digests do not prove that samples differ, because random augmentation changes a sample each time. Ranks may
-share samples on purpose if all batches are the same, or if one rank gets a sample twice in a pass. In these cases,
-nothing is reported.
+Different digests do not prove that samples differ, because random augmentation changes a sample each time. Shared
+samples may be intended if all batches of a rank are the same, or if a rank gets a sample twice in one pass. In these
+cases, nothing is reported.
 
 Each rank also records a digest of the state of each random generator at the beginning of its recorded steps. Ranks draw
 the same numbers if their digests are equal in every step. A generator was used in every step if all its digests differ.

@@ -5,7 +5,7 @@ r"""Measure how long each device of a process with several devices works per ste
     gather      copies the output to one device
     reduce      sums the gradients of all devices on the first device
 
-The time of a phase is the length of the union, over all devices, of the communication and copies that it launched.
+The time of a phase is the union of all communication and copies that the phase launched, on all devices.
 
     exposed = |transfers of all phases \ compute on any device|
 """
@@ -192,7 +192,7 @@ def data_parallel(found: DataParallelReport, view: View) -> Iterator[Finding]:
     if step is not None:
         evidence += (
             f"; per step it copies parameters ({in_ms(step.replicate_ns)}) and batches ({in_ms(step.scatter_ns)}) to "
-            f"them, and outputs ({in_ms(step.gather_ns)}) and gradients ({in_ms(step.reduce_ns)}) back; "
+            f"the devices, and outputs ({in_ms(step.gather_ns)}) and gradients ({in_ms(step.reduce_ns)}) back; "
             f"{in_ms(step.exposed_ns)} of this time is exposed"
         )
         gain = step.exposed_ns + imbalance_ns(loads)

@@ -264,9 +264,10 @@ def _waiting(verdict: Verdict, *, is_over: bool) -> Iterator[str]:
         have = "had" if is_over else "has" if len(verdict.waiting) == 1 else "have"
         yield f"{who} {have} waited{since}{at}."
     if verdict.parameters:
-        bucket = f"bucket {verdict.bucket} of {clean(verdict.module or '?')}: " if verdict.bucket is not None else ""
-        missing = "Without a gradient: " if verdict.has_failed else f"They wait{'ed' if is_over else ''} for "
-        yield f"{missing}{bucket}{listed([*map(clean, verdict.parameters)], _MOST_NAMES)}."
+        bucket = f" in bucket {verdict.bucket} of {clean(verdict.module or '?')}" if verdict.bucket is not None else ""
+        wait = f"They wait{'ed' if is_over else ''} for gradients"
+        missing = "Parameters without a gradient" if verdict.has_failed else wait
+        yield f"{missing}{bucket}: {listed([*map(clean, verdict.parameters)], _MOST_NAMES)}."
 
 
 def _advice(verdict: Verdict) -> str | None:

@@ -234,9 +234,9 @@ def launch_bound(late_ns: int, view: View) -> Iterator[Finding]:
     yield Finding(
         "launch-bound",
         "The accelerator waits for the host",
-        f"{in_ms(late_ns)} per step, {late_ns / view.step_ns:.0%} of the step, in idle gaps: "
-        "the kernel after the gap had not been launched when the gap began. Profiling slows the host, so these gaps "
-        "are shorter without the profiler",
+        f"the accelerator is idle for {in_ms(late_ns)} per step ({late_ns / view.step_ns:.0%} of the step) because "
+        "the next kernel had not been launched yet. Profiling slows the host, so this time is shorter without the "
+        "profiler",
         f"Launch fewer and larger kernels: {_OF_CUDA if view.has_cuda else _OF_OTHERS}.",
         late_ns,
         numbers=only_known(launch_bound_ns=late_ns),

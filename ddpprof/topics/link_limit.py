@@ -2,7 +2,7 @@
 
     reached = bus bandwidth of the largest all-reduces over all ranks, as in nccl-tests: bytes · 2(n-1)/n / transfer,
               where the transfer time does not include waiting for late ranks
-    limit   = speed of the network interface that the sockets use, or of the InfiniBand ports, or the stated speed
+    limit   = speed of the network interface that the sockets use, or of the InfiniBand ports, or the given speed
     share   = reached / limit. TCP overhead is 4 % of a link with 1500-byte frames
 
 Within one machine the limit is unknown. The rules report a faster path that is not used, and a saturated link. Even on

@@ -15,7 +15,7 @@ The memory of a DDP model, and the memory that settings would save, are computed
 Activations and transient buffers, such as those of comm hooks, are not included.
 
 ``gradient_as_bucket_view=True`` saves the gradients outside the buckets. ``ZeroRedundancyOptimizer`` shards the
-optimizer state, so each of W ranks saves (W - 1) / W of it. In return, every rank receives after each step the
+optimizer state, so each of W ranks saves (W - 1) / W of it. In return, after each step, every rank receives the
 parameters that other ranks have updated: (W - 1) / W of all parameters.
 """
 

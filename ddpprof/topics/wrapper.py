@@ -7,7 +7,7 @@ The work is measured per step and excludes waiting for communication:
     copy in           scaling gradients and copying them into buckets
     launch            passing all-reduces to the backend
     copy out          copying buckets back into `.grad`
-    finalise          the rest between the last backward node and the last copy out of each pass, without the time in
+    finalise          the rest between the last backward node and the last copy out of each pass, except time in
                       which a launched collective has not ended, because it may wait in the backend's queue
 
 The pre-forward part comes from ddpprof's record, so it is unknown for traces not recorded by ddpprof.

@@ -204,7 +204,7 @@ def _more_runs(
     needed = runs_wanted(comparison, verdicts)
     if needed is None:
         return
-    told = "growth beyond its limits" if verdicts else f"a difference of {NOTICEABLE:.0%} of the step"
+    told = "an increase beyond the limits" if verdicts else f"a difference of {NOTICEABLE:.0%} of the step"
     if needed > MOST_RUNS:
         yield Line(
             f"More than {MOST_RUNS} runs on each side would be needed to distinguish {told} from noise, because the "

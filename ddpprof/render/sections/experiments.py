@@ -69,8 +69,8 @@ def overhead_sections(report: OverheadReport) -> Iterable[Section]:
             (str(number), ms(one.with_ns), ms(one.without_ns), f"{one.ratio:.3f}", str(one.num_pairs))
             for number, one in enumerate(report.rounds, 1)
         ),
-        "pair: a block of steps with DDP and one without, in the same job, or, with --apart, one job with DDP and "
-        "one without; ratio: median over the pairs",
+        "pair: a block of steps with DDP and a block without DDP in the same job or, with --apart, a job with DDP and "
+        "a job without DDP; ratio: median over the pairs",
     )
 
 
@@ -354,10 +354,10 @@ def _crossover(report: SweepReport, found: SweepCrossover) -> str:
         )
     grows = ""
     if c.slope_ratio is not None:
-        grows = f" Above this size, the time of {clean(found.above)} grows {c.slope_ratio:.2f} times more slowly."
+        grows = f" Its time also grows {c.slope_ratio:.2f} times more slowly with the size."
     return (
-        f"{clean(found.above)} overtakes {clean(found.below)} at {_size_name(report)} {three_digits(c.size)} "
-        f"(95% interval {low} to {high}).{grows}"
+        f"Above {_size_name(report)} {three_digits(c.size)} (95% interval {low} to {high}), the configuration "
+        f"{clean(found.above)} is faster than {clean(found.below)}.{grows}"
     )
 
 

@@ -197,7 +197,7 @@ def _otherwise(report: Report) -> str:
 
 
 def _lacks_profiled_steps(report: Report) -> bool:
-    """Return whether ddpprof recorded a run that did not fail but has no profiled steps."""
+    """Return whether the run was recorded by ddpprof, did not fail, and has no profiled steps."""
     was_recorded = file_of(report) is None and report.failure is None and report.job.modules
     return bool(was_recorded) and not any(rank.steps for rank in report.ranks)
 
@@ -321,16 +321,16 @@ def verdict_of_steps(report: Report) -> StepVerdict:
     share = exposed_ns / profiled_ns if profiled_ns else None
     numbers += [
         Number("communication", in_ms(comm_ns)),
-        Number("of it hidden", percent(1 - exposed_ns / comm_ns if comm_ns else None)),
+        Number("hidden", percent(1 - exposed_ns / comm_ns if comm_ns else None)),
         Number("exposed", in_ms(exposed_ns)),
         Number("trailing", in_ms(trailing_ns)),
     ]
-    exposed = f"xposed communication {'is' if report.failure is None else 'was'} {in_ms(exposed_ns)}"
+    exposed = f"xposed communication {'takes' if report.failure is None else 'took'} {in_ms(exposed_ns)}"
     text = f"{_step_takes(report, step_ns)}. "
     if step_ns == profiled_ns:
-        text += f"E{exposed} of it, {percent(share)}."
+        text += f"E{exposed}, {percent(share)} of the step."
     else:
-        text += f"In the profiled steps, e{exposed} of {in_ms(profiled_ns)}, {percent(share)}."
+        text += f"In the profiled steps, e{exposed} of {in_ms(profiled_ns)} ({percent(share)})."
     text += _larger_cost(
         steps, exposed_ns, profiled_ns, _IDLE_OF_DEVICE if is_accelerator(report.job.device) else _IDLE_OF_HOST
     )
@@ -374,8 +374,8 @@ def _left_out(report: Report, num_usual: int) -> str:
     some = f"{len(ratios)} of {len(ratios) + num_usual} profiled steps"
     pauses = report.whole_run.pauses if report.whole_run is not None else ()
     may_evaluate = any(one.kind in (PauseKind.EVALUATION, PauseKind.SAVE) for one in pauses)
-    why = ", mostly for communication" if not may_evaluate and _are_longer_for_communication(report) else ""
-    return f" The numbers leave out {some}, which took {times} times as long{why}."
+    why = ", mostly because of communication" if not may_evaluate and _are_longer_for_communication(report) else ""
+    return f" These numbers exclude {some}, which took {times} times as long{why}."
 
 
 def _are_longer_for_communication(report: Report) -> bool:

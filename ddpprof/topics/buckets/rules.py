@@ -105,7 +105,7 @@ def trailing_communication(rows: Rows, view: View) -> Iterator[Finding]:
             name = "The last bucket" if late is last else f"Bucket {late.index}"
             transfer = passes * (late.transfer_ns or 0)
             title = f"{name} ({size(bytes_of(late))}) is sent when no computation is left to hide it"
-            evidence += f"; it alone takes {in_ms(transfer)}"
+            evidence += f"; this bucket alone takes {in_ms(transfer)}"
             if not view.is_compiled:
                 evidence += f", and {_leaves(new, left, late)}"
             change = _halving(view, module)
@@ -129,7 +129,7 @@ def trailing_communication(rows: Rows, view: View) -> Iterator[Finding]:
 
 
 def _all(buckets: Sequence[BucketRow]) -> str:
-    return "the only bucket needs" if len(buckets) == 1 else f"all buckets ({len(buckets)}) need"
+    return "the only bucket takes" if len(buckets) == 1 else f"all {len(buckets)} buckets take"
 
 
 def _backward(num_passes: int) -> str:
@@ -141,8 +141,8 @@ def _leaves(new: NewBuckets, left: float, late: BucketRow) -> str:
         return "the replay finds no bucket sizes that shorten the step"
     if new.predicted is not None and left <= _CUT:
         return "the replay finds no bucket sizes that shorten the step noticeably"
-    cut = "a smaller bucket_cap_mb leaves" if new.predicted is None else "the best buckets found leave"
-    return f"{cut} {size(left * bytes_of(late))} of it"
+    cut = "a smaller bucket_cap_mb" if new.predicted is None else "the best bucket sizes found"
+    return f"{cut} would only reduce it to {size(left * bytes_of(late))}"
 
 
 def _link_ns(buckets: Sequence[BucketRow]) -> int:

@@ -9,9 +9,9 @@ of (end on the rank - end on the reference). Drift: the Theil-Sen slope of that 
 confidence interval excludes 0 and the drift exceeds the noise.
 
 Bound: a collective in which every rank depends on every other rank cannot end on any rank before it has started on all
-ranks. From each such collective, the offset is between (start on the rank - end on the reference) and (end on the rank
-- start on the reference). The estimate is clamped to the intersection of these intervals, and the bound is its distance
-to the farther end. With gloo, a thread that waits for a core records the end late, which widens the bound.
+ranks. Each such collective limits the offset to between (start on the rank - end on the reference) and (end on the
+rank - start on the reference). The estimate is clamped to the intersection of these intervals, and the bound is its
+distance to the farther end. With gloo, a thread that waits for a core records the end late, which widens the bound.
 
 Ranks on the reference's host use the same clock, unless the ends of their collectives contradict this. The remaining
 difference results from each profiler's conversion of CPU timestamps into time since 1970.

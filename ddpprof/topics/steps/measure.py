@@ -1,7 +1,7 @@
 """Measure the steps of one rank, from its trace and its record, and the cost of recording them. Show both as tables.
 
-`TorchTimes` compares the times with the times that DDP itself measures (`_get_ddp_logging_data()`). DDP defines them
-differently, so `TorchTimes` contains them by DDP's definitions, computed from ddpprof's events:
+`TorchTimes` compares the times with the times that DDP itself measures (`_get_ddp_logging_data()`). DDP's definitions
+differ from ddpprof's. `TorchTimes` contains times by DDP's definitions, computed from ddpprof's events:
 
     forward    start to end of the DDP forward, including buffer sync       (ddpprof: forward ops only)
     backward   end of the DDP forward to the end of the last autograd node  (ddpprof: backward ops only)

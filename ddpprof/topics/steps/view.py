@@ -375,7 +375,8 @@ def recording_cost_line(report: ReportView) -> Iterable[Section]:
         whose = "profiling" if measured and light not in by_chance else whose
         if within > 1:
             measured.append(
-                f"{f'that of {whose} is ' if whose else ''}unknown, because the duration of steps varies too much"
+                f"{f'the overhead of {whose} is ' if whose else ''}unknown, because the duration of steps varies too "
+                "much"
             )
         else:
             measured.append(f"{f'{whose} had ' if whose else ''}no measurable cost (± {within:.0%})")

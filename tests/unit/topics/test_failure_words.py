@@ -160,7 +160,7 @@ def test_no_failed_job_is_called_healthy() -> None:
     made = report(failure=BOOM, findings=())
     assert verdict(made).text.startswith(
         "The job failed: rank 1 failed after 14 steps: ValueError: boom. "
-        "Before the failure a step took 65.2 ms. Exposed communication was"
+        "Before the failure a step took 65.2 ms. Exposed communication took"
     )
     (found,) = finding_list(made)
     assert isinstance(found, FindingList)

@@ -36,7 +36,7 @@ def test_a_job_that_hangs() -> None:
     assert waiting.startswith("Ranks 0, 2 have waited for 12 s, since ")
     assert waiting.endswith(", at /a b/train.py:20 in main.")
     assert missing == (
-        "They wait for bucket 3 of Net: layer.0.weight, layer.1.weight, layer.2.weight, layer.3.weight, "
+        "They wait for gradients in bucket 3 of Net: layer.0.weight, layer.1.weight, layer.2.weight, layer.3.weight, "
         "layer.4.weight, layer.5.weight and 2 more."
     )
     assert advice.startswith("Call that collective on every rank")
@@ -134,7 +134,7 @@ def test_parameters_without_gradient() -> None:
         HANGING, fault=Fault.DIED, has_failed=True, detail=detail, bucket=None, module=None, parameters=("branch.bias",)
     )
     *_, missing, advice = verdict_lines(died)
-    assert missing == "Without a gradient: branch.bias."
+    assert missing == "Parameters without a gradient: branch.bias."
     assert "find_unused_parameters=True" in advice
 
 
@@ -198,7 +198,7 @@ def test_a_hang_of_the_past_is_told_in_the_past() -> None:
     first, _, waiting, missing, _ = verdict_lines(HANGING, is_over=True)
     assert first.startswith("The job hung at step 1,200. Diagnosis at that time: rank 1 calls a collective")
     assert waiting.startswith("Ranks 0, 2 had waited for 12 s, since ")
-    assert missing.startswith("They waited for bucket 3 of Net: ")
+    assert missing.startswith("They waited for gradients in bucket 3 of Net: ")
 
 
 def test_a_detail_of_several_sentences_follows_as_such() -> None:
