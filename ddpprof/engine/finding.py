@@ -42,7 +42,7 @@ class NewBuckets:
     """The buckets that DDP builds with a given argument."""
 
     argument: str
-    """argument of DDP's constructor; empty if no better buckets than the recorded ones were found"""
+    """argument of DDP's constructor; empty if no buckets better than the recorded buckets were found"""
     bucket_bytes: tuple[int, ...]
     """bucket sizes in launch order"""
     predicted: Predicted | None = None

@@ -63,7 +63,7 @@ class View:
     launch_bound_ns: int | None = None
     """time that the accelerator is idle because the host launches kernels too late; excludes `host_read_ns`"""
     host_read_ns: int | None = None
-    """time that the accelerator is idle because the host waited for one of its results before launching more"""
+    """time that the accelerator is idle because the host waited for one of its results before launching more work"""
     optimizer_ns: int | None = None
     """time of optimizer steps that is not hidden behind other computation"""
     num_micro_steps: int = 1
@@ -190,11 +190,12 @@ class Topic(Generic[_OfRank, _OfRun]):
     """The measures, rules and sections for one question. ``_OfRun`` is the type of its results for a run.
 
     A topic either measures each rank (`of_rank`) and combines the results (`of_ranks`), or derives its results from
-    the results of other topics (`of_run`). A topic whose name is a field of the report may have sections only.
+    the results of other topics (`of_run`). A topic with the same name as a field of the report may consist of sections
+    only.
     """
 
     name: str
-    """name of the topic, and of the field of `Report` with its results if there is one"""
+    """name of the topic, and of the field of `Report` with its results, if there is such a field"""
     rules: tuple[Callable[[_OfRun, View], Iterator[Finding]], ...] = ()
     sections: Mapping[Chapter, Callable[[_OfRun, ReportView], Iterable[Section]]] = field(default_factory=dict)
     tables: tuple[TableSchema[_OfRun], ...] = ()

@@ -110,7 +110,7 @@ class Shortlist:
     others: tuple[Candidate, ...]
     """other settings that were considered and have a different effect"""
     promises: bool
-    """True if at least one setting is predicted to be faster; otherwise, only the best one is chosen"""
+    """True if at least one setting is predicted to be faster; otherwise, only the best setting is chosen"""
 
 
 def shortlist(profile: Profile, knobs: Knobs, most: int) -> Shortlist:
@@ -225,7 +225,7 @@ class SearchedSetting:
 
 
 def try_caps(profile: Profile, base: Setting, target: Network | None = None) -> tuple[SearchedSetting, ...]:
-    """Predict DDP's default, and every cap up to the first that produces one bucket. `base`: the other settings."""
+    """Predict DDP's default, and every cap up to the first cap that gives one bucket. `base`: the other settings."""
     caps_mb = [None, *up_to_one_bucket(_FEW_CAPS_MB, profile.training.gradient_bytes)]
     return tuple(try_buckets(profile, base, BucketCaps(cap_mb), target) for cap_mb in caps_mb)
 
@@ -239,8 +239,8 @@ def try_buckets(profile: Profile, base: Setting, buckets: BucketCaps, target: Ne
 class ChosenCaps:
     best: SearchedSetting
     equal_mb: tuple[float, float] | None
-    """smallest and largest single cap that are equally good within the accuracy of the prediction; ``None`` if there is
-    only one
+    """smallest and largest single cap that are equally good within the accuracy of the prediction; ``None`` if there
+    is only one such cap
     """
 
 

@@ -24,7 +24,7 @@ _TAKEN_ON_A_LINK = 1.1
 """computation time lost to gloo's threads, in ns per byte, in addition to a share of the transfer's duration"""
 _TAKEN_WITH_TIME = 0.11
 _LEAST_OF_LARGEST = 8
-"""buckets smaller than the largest one by more than this factor depend on latency rather than bandwidth"""
+"""buckets smaller than the largest bucket by more than this factor depend on latency rather than bandwidth"""
 _FASTEST, _SLOWEST = 1e-4, 1e4
 """limits of the time per byte in ns: 10 TB/s and 100 kB/s"""
 _NARROWINGS = 25

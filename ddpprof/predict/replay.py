@@ -127,8 +127,8 @@ class _State:
         self.computed_at = inf
         self._tasks = _tasks(buckets, computed_ns)
         self._next = 0
-        """index of the current task: one per bucket that ends with its launch, the rest of the backward pass, then one
-        copy per bucket
+        """index of the current task: for each bucket, a task that ends with its launch; then the rest of the backward
+        pass; then, for each bucket, its copy
         """
         self._left: dict[int, float] = {}
         """fraction of each bucket in transit that remains to be sent"""
@@ -230,7 +230,7 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The gradients reduced in one backward pass through one DDP module, or through several in sequence."""
+    """The gradients reduced in one backward pass through one DDP module, or through several modules in sequence."""
 
     gradients: tuple[Gradient, ...]
     buckets: Buckets

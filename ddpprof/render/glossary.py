@@ -227,8 +227,8 @@ TERMS = (
     ),
     Term(
         "measured overhead",
-        "The step with DDP relative to the step of the same module without it, measured in one process that "
-        "alternates between blocks of steps with and without DDP: ddpprof overhead train.py.",
+        "The duration of a step with DDP, divided by the duration of a step of the same module without DDP. ddpprof "
+        "overhead train.py measures both in one process that alternates between blocks of steps with and without DDP.",
         aliases=("overhead",),
     ),
     Term(
@@ -339,8 +339,8 @@ TERMS = (
     ),
     Term(
         "lossy",
-        "A change that alters what training computes, such as sending gradients in half precision. It comes after all "
-        "changes that keep the results, and ddpprof try and tune apply it only with --allow-lossy. Check that the "
+        "A change that alters what training computes, such as sending gradients in half precision. It is listed after "
+        "all changes that keep the results, and ddpprof try and tune apply it only with --allow-lossy. Check that the "
         "model trains equally well with the change: in fp16, gradients below 3e-8 become zero.",
         field="findings[].change.is_lossy",
         aliases=("allow lossy", "rounds gradients"),

@@ -242,7 +242,7 @@ def write_histograms(file: EventFile, drawing: Drawing) -> None:
 
 
 METRIC = "ddp_run/"
-"""prefix of metrics such as ``ddp_run/step_ms``, which are medians over steps of means over ranks"""
+"""prefix of metrics such as ``ddp_run/step_ms``; a metric is the median over steps of the mean over ranks"""
 _LONGEST = 200
 _NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,12})?")
 

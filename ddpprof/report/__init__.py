@@ -195,7 +195,7 @@ class Report(ShownInNotebooks):
     """messages that say which data the report lacks, and why"""
     ranks: tuple[RankReport, ...]
     buckets: tuple[BucketRow, ...]
-    """buckets from the recording or, without one, from the traces"""
+    """buckets from the recording or, if there is none, from the traces"""
     findings: tuple[Finding, ...]
     kernels: Annotated[tuple[KernelSummary, ...], DEVICE] = ()
     """kernels that take the most time on the first rank with a trace"""
@@ -224,7 +224,7 @@ class Report(ShownInNotebooks):
     times: Mapping[str, str] = field(default_factory=dict)
     """on an accelerator, the clock of each field: ``"host"`` for launch times, ``"device"`` for execution times"""
     link_limit: LinkLimit | None = None
-    """the link between the ranks, its speed, and the bandwidth reached; ``None`` if neither is known"""
+    """the link between the ranks, its speed, and the bandwidth reached; ``None`` if nothing is known about the link"""
     whole_run: Annotated[WholeRun | None, HOST] = None
     """summary of the whole training; ``None`` if no rank recorded a pulse"""
     further: Mapping[str, Any] = field(default_factory=dict)

@@ -40,7 +40,7 @@ class AttemptSummary:
     restarts: int | None
     """number of restarts after a failure; restarts because nodes joined or left do not count"""
     after_first_ns: int | None
-    """time from the start of the first attempt to the start of this one"""
+    """time from the start of the first attempt to the start of this attempt"""
     world_size: int | None
     hosts: tuple[str, ...]
     num_steps: int

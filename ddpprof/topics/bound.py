@@ -197,7 +197,7 @@ def bound_remarks(report: ReportView) -> Iterable[str]:
 
 
 def bound_sentence(bound: Bound) -> str:
-    """Return a sentence that names the limit and the share of the step that is exposed communication."""
+    """Return a sentence that names the limit and the share of exposed communication in the step."""
     share = percent(bound.exposed_ns / bound.step_ns if bound.step_ns else None)
     return f"{_BY[bound.by]}: exposed communication takes {in_ms(bound.exposed_ns)}, {share} of the step."
 

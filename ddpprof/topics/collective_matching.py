@@ -40,7 +40,7 @@ class RankCollectives:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Candidates of one process group: n lines, with one column per rank. All or none of them have sequence numbers."""
+    """Candidates of one process group: n lines, with one column per rank. Either all or none have sequence numbers."""
 
     group: ProcessGroup
     """a group without name, size and ranks stands for rows without a group"""

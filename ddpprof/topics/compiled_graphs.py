@@ -81,7 +81,7 @@ class CompiledGraphs:
     def waiting(self) -> BucketWait | None:
         """The first bucket with a large share of bytes that wait for another graph.
 
-        Buckets that wait less than half as long as the bucket that waits longest are ignored.
+        Buckets that wait less than half of the longest wait are ignored.
         """
         late = [one for one in self.waits if one.early_bytes >= _EARLY * one.num_bytes]
         longest_ns = max((one.waits_ns for one in late), default=0)
@@ -201,7 +201,7 @@ def bucket_of_several_graphs(found: CompiledGraphs, view: View) -> Iterator[Find
         f"The compiled model is split into {graphs} graphs; bucket {wait.bucket} waits {in_ms(wait.waits_ns)} for a "
         "gradient of the next graph",
         f"gradients become ready in {graphs} groups, one per graph; {size(wait.early_bytes)} of the "
-        f"{size(wait.num_bytes)} in bucket {wait.bucket} are ready after the previous graph. {_WHY}",
+        f"{size(wait.num_bytes)} in bucket {wait.bucket} are ready as soon as the previous graph has ended. {_WHY}",
         f"Let buckets end where graphs end: {change.code}. {_compare(view)}",
         gain_ns,
         predicted=predicted,

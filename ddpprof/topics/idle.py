@@ -162,7 +162,7 @@ class _CauseFinder:
 
 
 def _is_one_of(times_ns: Int64Column, asked_ns: Int64Column) -> NDArray[np.bool_]:
-    """Return a boolean array: True for each of `asked_ns` that is in `times_ns`, which is in ascending order."""
+    """Return a boolean array: True for each value of `asked_ns` that is in `times_ns`, an ascending array."""
     found: NDArray[np.bool_] = np.append(times_ns, _NEVER)[np.searchsorted(times_ns, asked_ns)] == asked_ns
     return found
 

@@ -140,7 +140,7 @@ def _largest(rows: Sequence[CollectiveSummary], world_size: int | None) -> Colle
 def _path(
     ranks: Sequence[LinkFacts], backend: str | None, logs: Sequence[NcclChoices], stated: int | None
 ) -> LinkLimit | None:
-    """Return the path between machines; ``None`` if all ranks are on one machine and no speed is stated."""
+    """Return the path between machines; ``None`` if all ranks are on one machine and no speed is given."""
     outside = [one for one in ranks if one.leaves_machine]
     if not outside:
         return None if stated is None else LinkLimit(None, limit_bits_per_s=stated, is_stated=True)

@@ -124,7 +124,7 @@ def _devices(
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Memory of a device, over all ranks that use it, or of one process on a host."""
+    """Memory of a device (over all ranks that use it), or of one process on a host."""
 
     host: str
     device: int | None

@@ -50,7 +50,7 @@ class OverlapSlowdownReport:
     covered_ns: int
     """computation during communication"""
     known_share: float | None
-    """share of `covered_ns` in kernels that also ran alone, to which `ratio` and `lost_ns` refer"""
+    """share of `covered_ns` in kernels that also ran alone; `ratio` and `lost_ns` refer to these kernels"""
     knows_input_shapes: bool
     num_steps: int
     """number of steps, summed over ranks"""

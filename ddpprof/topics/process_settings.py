@@ -175,7 +175,7 @@ _OF_DEBUGGING = {
     ),
     "CUDA_LAUNCH_BLOCKING=1": (
         "CUDA_LAUNCH_BLOCKING=1 is set, so the host waits for each kernel",
-        "computation cannot overlap with communication, nor with the launch of further kernels",
+        "computation cannot overlap with communication or with the launch of further kernels",
         "Unset the variable once the bug that you were looking for is fixed.",
         environment_change(CUDA_LAUNCH_BLOCKING="0"),
     ),

@@ -152,7 +152,7 @@ def _timeline(report: Report, timeline: Timeline | None, is_drawn: bool) -> str:
         f'<div class="controls needs-script">{_choosers("drawn-ranks")}'
         f'<div class="group" role="group" aria-label="Zoom">{zooms}</div></div>'
         '<div class="plot needs-script" id="timeline-plot" tabindex="0" role="group" aria-label="Timeline. Plus and '
-        'minus zoom, arrows move, 0 shows the whole step. The table below has its numbers."></div>'
+        'minus zoom, arrows move, 0 shows the whole step. The table below contains its numbers."></div>'
         f'<p class="note">{_how_to_read(report, timeline)}</p>'
         f'<h3 class="needs-script" id="timeline-numbers-title">The step in numbers, ms{of_device(report)}</h3>'
         '<div class="scroll needs-script" role="region" tabindex="0" aria-labelledby="timeline-numbers-title">'

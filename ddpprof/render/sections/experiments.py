@@ -94,7 +94,7 @@ def _verdict(report: OverheadReport) -> str:
 
 
 def _at_best(report: OverheadReport) -> Iterable[Section]:
-    """Yield a line that shows the overhead that is unavoidable on this link, and the samples per second."""
+    """Yield a line with the unavoidable overhead on this link, and the samples per second."""
     said = []
     if report.least_ns is not None and (report.job.world_size or 1) > 1:
         transfer, least = ms(report.transfer_ns), report.least_ns / report.without_ns
@@ -410,7 +410,7 @@ def _tuned_verdict(report: TuneReport) -> Iterable[Section]:
 
 
 def _nothing(report: TuneReport) -> str:
-    """Return a sentence for a `tune` run that found no faster setting: whether there may be one, and what to do."""
+    """Return a sentence for a `tune` run without a faster setting: whether there may be one, and what to do."""
     known = [one for one in report.tried if one.ratio is not None and one.fate is Fate.TRIED]
     now = f"the unchanged job ({in_ms(report.now.step_ns)} per step)"
     if not known:

@@ -38,8 +38,8 @@ Rows = Sequence[BucketRow]
 """gradient buckets of all DDP modules"""
 
 _CUT = 0.8
-"""a smaller cap is advised only if it reduces the bucket to this share or less; a bucket with one large parameter
-cannot be reduced"""
+"""a smaller cap is advised only if it reduces the size of the bucket to this share or less; a bucket with a single
+large parameter cannot become smaller"""
 
 _NEARLY_ALL = 0.6
 """a bucket with at least this share of all gradient bytes determines when communication starts and ends"""

@@ -57,8 +57,8 @@ class RankClock:
     """time by which the rank's clock is ahead of the reference, at ``CommonClock.at_ns``"""
     drift_ppm: float
     bound_ns: int | None
-    """maximum error of the offset; ``None`` if the collectives contradict each other because one was misidentified or
-    the clock jumped"""
+    """maximum error of the offset; ``None`` if the collectives contradict each other because one collective was
+    misidentified, or the clock jumped"""
     num_collectives: int
     """number of collectives shared by this rank and the reference"""
     noise_ns: int | None = None
@@ -165,7 +165,7 @@ class _Pair:
         return all(abs(line.at(edge) - other.at(edge)) <= noise for edge in (self.since.min(), self.since.max()))
 
     def allows(self, line: _Line) -> bool:
-        """Return whether, according to `line`, each collective started on both ranks before it ended on one of them."""
+        """Return whether, according to `line`, each collective started on both ranks before it ended on either."""
         moved = np.rint(line.offset_ns + self.since * line.drift).astype(np.int64)
         return bool((self.lowest <= moved).all() and (moved <= self.highest).all())
 

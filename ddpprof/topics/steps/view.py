@@ -76,7 +76,7 @@ def mean_parts(report: ReportView) -> dict[str, int]:
 
 
 def of_device(report: ReportView) -> str:
-    """Return a title suffix that says that times are device times, if there is an accelerator."""
+    """Return the title suffix for device times if there is an accelerator; otherwise, an empty string."""
     return " of device time" if report.on_accelerator else ""
 
 
