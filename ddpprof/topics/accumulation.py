@@ -53,7 +53,7 @@ def measure_accumulation(steps: Sequence[RecordedStep]) -> tuple[Accumulation, .
 def count_micro_steps(steps: Sequence[RecordedStep]) -> int:
     """Return the number of batches accumulated per optimizer step; 1 if gradients are not accumulated.
 
-    Counts forwards under ``no_sync``, and backward passes to whose gradients the next pass adds.
+    Counts forwards under ``no_sync``, and backward passes if the next pass adds to their gradients.
     """
     per_step = []
     for step in steps:

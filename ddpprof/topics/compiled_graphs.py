@@ -108,7 +108,7 @@ def measure_compiled_graphs(record: Record, modules: Sequence[DdpModule]) -> Com
 
 
 def _ready_ns(record: Record, modules: Sequence[DdpModule]) -> list[int] | None:
-    """Return when each gradient is ready, in ns since the forward; ``None`` if DDP uses the Python reducer."""
+    """Return when each gradient is ready, in ns since the forward; ``None`` if unknown, as with the Python reducer."""
     passes = [one for step in record.training_steps for one in step.passes if pass_fits(modules, one)]
     times = [
         [ready - one.origin_ns for one in passes if (ready := one.ready_ns[index]) is not None]

@@ -233,7 +233,7 @@ def buckets_too_large(rows: Rows, view: View) -> Iterator[Finding]:
 
 
 def buckets_too_small(rows: Rows, view: View) -> Iterator[Finding]:
-    """Report many small buckets, which cost latency rather than bandwidth."""
+    """Report many small buckets. They cost latency rather than bandwidth."""
     if view.is_compiled or view.exposed_ns is None:
         return
     for module, buckets in _gradient_buckets(rows, view):
