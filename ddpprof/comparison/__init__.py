@@ -55,7 +55,7 @@ class RunSet:
 
     @property
     def typical(self) -> Report:
-        """The run with the median step time, whose buckets and kernels represent all runs."""
+        """The run with the median step time. Its buckets and kernels represent all runs."""
         ordered = sorted(self.reports, key=_usual_step_ns)
         return ordered[(len(ordered) - 1) // 2]
 
@@ -114,7 +114,7 @@ def facts_of(report: Report) -> Mapping[str, str]:
 _StepT = TypeVar("_StepT", StepReport, LightStepReport)
 
 COMPARISON_FORMAT = 1
-"""version of the JSON document; it is increased if a field changes its meaning or is removed, not if one is added"""
+"""version of the JSON document; increased if a field is removed or changes its meaning, but not if a field is added"""
 
 NOTICEABLE = 0.05
 """change, as a fraction of the step, that a comparison should be able to detect if the user gives no limit"""
@@ -138,7 +138,7 @@ class MetricChange:
     of_steps: Shift | None = None
     """shift between the steps of one run on each side; a change within its interval is noise"""
     num_questions: int = 1
-    """number of differences whose intervals hold simultaneously, including this one"""
+    """number of differences for which the intervals hold simultaneously, including this one"""
 
     @property
     def fraction(self) -> float | None:
@@ -199,9 +199,9 @@ class Comparison(ShownInNotebooks):
     metrics: tuple[MetricChange, ...]
     buckets: tuple[BucketChange, ...]
     kernels: tuple[KernelChange, ...]
-    """kernels whose duration changed beyond noise, largest increase in time per step first"""
+    """kernels that became slower or faster beyond noise, largest increase in time per step first"""
     missing: tuple[str, ...]
-    """messages about data that cannot be compared, and why"""
+    """messages that say which data cannot be compared, and why"""
     runs_needed: int | None = None
     """number of runs per side that is needed to detect a difference of 5 % of the step; ``None`` if there are enough"""
 
@@ -277,7 +277,7 @@ def _runs_needed(metrics: Sequence[MetricChange]) -> int | None:
 FASTEST_STEP = "fastest step"
 """a robust measure: other work on the machine disturbs some steps but not all, so the fastest step varies least"""
 MEAN_STEP = "mean step"
-"""mean over the whole run, including evaluations, checkpoints and recorded steps, which the median step leaves out"""
+"""mean over the whole run, including evaluations, checkpoints and recorded steps, which the median step excludes"""
 
 _OF_PROFILED, _OF_LIGHT = (
     {name: one.value for name, one in metrics_of(kind).items()} for kind in (StepReport, LightStepReport)
@@ -416,7 +416,7 @@ class KernelChange:
 
     @property
     def lost_ns_per_step(self) -> int:
-        """Additional time per step in B, ns: increase of the median duration, times the number of runs per step."""
+        """Additional time per step in B, in ns: increase of the median duration, times the number of runs per step."""
         return round((self.b.median_ns - self.a.median_ns) * self.b.runs_per_step)
 
     @property
@@ -435,7 +435,7 @@ def _noise_ns(summary: KernelSummary) -> float | None:
 def compare_kernels(
     a: Sequence[KernelSummary], b: Sequence[KernelSummary]
 ) -> tuple[tuple[KernelChange, ...], str | None]:
-    """Return the kernels whose median changed beyond noise, in descending order of the increase in time.
+    """Return the kernels that became slower or faster beyond noise, largest increase in time first.
 
     Also return a message about kernels that occur in only one of the jobs, or ``None``.
     """

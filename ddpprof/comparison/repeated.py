@@ -12,7 +12,7 @@ from ddpprof.report import Report
 from ddpprof.version import __version__
 
 REPEATED_FORMAT = 1
-"""version of the JSON document; it is increased if a field changes its meaning or is removed, not if one is added"""
+"""version of the JSON document; increased if a field is removed or changes its meaning, but not if a field is added"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def _findings(reports: Iterable[Report]) -> tuple[RepeatedFinding, ...]:
 
 
 _OF_A_RANK = ("straggler", "slow-rank")
-"""rules whose findings are different if they are about different ranks"""
+"""rules for which findings about different ranks count as different findings"""
 
 
 def _what(finding: Finding) -> str:

@@ -42,7 +42,7 @@ class NewBuckets:
     """The buckets that DDP builds with a given argument."""
 
     argument: str
-    """argument of DDP's constructor; empty if no better buckets than the recorded ones were found"""
+    """argument of DDP's constructor; empty if no buckets better than the recorded buckets were found"""
     bucket_bytes: tuple[int, ...]
     """bucket sizes in launch order"""
     predicted: Predicted | None = None
@@ -73,7 +73,7 @@ class Predictions:
     best_buckets: NewBuckets | None = None
     """best buckets found"""
     aligned_buckets: Predicted | None = None
-    """buckets of a compiled model that end where its graphs end: 1 MiB for the first one, the present cap for others"""
+    """buckets of a compiled model that end where its graphs end: first 1 MiB, and then the current cap"""
     compression: Predicted | None = None
     """gradients sent in half precision: fp16 or bf16, depending on the backend"""
     bucket_views: Predicted | None = None
@@ -82,7 +82,7 @@ class Predictions:
     no_sync: Predicted | None = None
     """gradient reduction only in the last of several backward passes of a step"""
     double_batch: Predicted | None = None
-    """twice the batch size; the gain is the communication time saved per batch of the present size"""
+    """twice the batch size; the gain is the communication time saved per batch of the current size"""
     accumulation: Predicted | None = None
     """gradient reduction in every `ACCUMULATED`-th backward pass; the gain is the time saved per backward pass"""
     double_link: Predicted | None = None
@@ -96,12 +96,12 @@ _RIGHT = 0.8
 
 
 class Tried(NamedTuple):
-    """How often trials confirmed a rule, and how much wider its predicted intervals must be."""
+    """How often trials confirmed a rule, and by how much its predicted intervals must be widened."""
 
     num_cases: int
     num_confirmed: int
     widening: float = 1.0
-    """factor on both sides of a predicted interval with which 95 % of the measured gains are inside; at least 1"""
+    """factor by which both sides of a predicted interval must grow to contain 95 % of measured gains; at least 1"""
 
 
 TRACK_RECORD: Mapping[str, Tried] = {
@@ -231,7 +231,7 @@ _REPLAYED = (
     "better-buckets",
     "reduces-every-pass",
 )
-"""rules for changes whose effect only a replay of the steps can predict"""
+"""rules for changes with effects that only a replay of the steps can predict"""
 
 
 _IN_VAIN = (Outcome.NO_DIFFERENCE, Outcome.SLOWER, Outcome.OTHER_RESULTS, Outcome.FAILED)
@@ -246,23 +246,23 @@ class Finding:
     evidence: Annotated[str, Number("measured numbers")]
     advice: Annotated[str, Number("what to change")]
     gain_ns: Annotated[int | None, Number("maximum gain per step")]
-    """maximum gain, ns per step; ``None`` if the finding is about correctness, or if the gain is unknown"""
+    """maximum gain, in ns per step; ``None`` if the finding is about correctness, or if the gain is unknown"""
     is_correctness: Annotated[bool, Number("whether the finding affects the correctness of training")] = False
     predicted: Annotated[Predicted | None, Part("predicted_")] = None
     """predicted gain, if the recorded steps can be replayed with only this change; `gain_ns` is then its upper end"""
     cause_ns: int | None = None
-    """time per step that the problem takes; `find` limits the gain to it, because no change can save more"""
+    """time per step that the problem costs; `find` limits the gain to this time, because no change can save more"""
     is_noise: Annotated[bool, Number("whether the finding may be due to chance")] = False
 
     is_worth_trying: Annotated[bool, Number("whether the gain is uncertain but may be large")] = False
-    """True if `is_noise`, but the predicted gain is large, with a wide interval because the network is hardly known"""
+    """True if `is_noise`, but the predicted gain is large; its interval is wide, as the network is hardly known"""
 
     longer_recording: str | None = None
     """options of ``ddpprof trace`` for a recording that is long enough to show whether the finding is noise"""
     comes_first: bool = False
-    """True if this must be fixed before any gains matter: training is broken, or measurements are distorted"""
+    """True if this must be fixed first, because training is broken or measurements are distorted"""
     may_be_meant: bool = False
-    """True if it may be intended"""
+    """True if the script may do this on purpose"""
     is_left_out_of_trials: bool = False
     """True if `ddpprof try` cannot measure the gain, because trials do not save files"""
     is_in_few_steps: bool = False

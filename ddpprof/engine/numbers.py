@@ -1,4 +1,4 @@
-"""Declarations of numbers on dataclass fields, from which columns, metrics and clocks are derived.
+"""Declarations of numbers on dataclass fields. Columns, metrics and clocks are derived from these declarations.
 
     @dataclass(frozen=True, slots=True)
     class Overlap:
@@ -45,7 +45,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Declares a field that contains another dataclass, whose numbers are included in the enclosing dataclass."""
+    """Declares a field that contains another dataclass. Its numbers are included in the enclosing dataclass."""
 
     prefix: str = ""
     """prefix of the column names"""
@@ -97,7 +97,7 @@ def metrics_of(row: type) -> dict[str, Declared]:
 
 @cache
 def clocks_of(row: type) -> dict[str, Clock]:
-    """Return the clock of each field, also of nested fields, by path: ``{"ranks[].steps[].compute_ns": DEVICE, …}``."""
+    """Return the clock of each field, at any depth, by path: ``{"ranks[].steps[].compute_ns": DEVICE, …}``."""
     return dict(_clocks(row, ""))
 
 

@@ -1,7 +1,8 @@
 """The interface of a topic, which combines the measures, rules and report sections for one question about a job.
 
 `report/topics.py` lists the topics. Other code uses only this interface, and does not depend on a particular topic.
-Other packages provide topics through entry points in the group ``ddpprof.topics``, each of which refers to a `Topic`.
+Other packages provide topics through entry points in the group ``ddpprof.topics``. Each entry point refers to a
+`Topic`.
 
 `find` returns the findings of all topics, sorted by priority.
 """
@@ -31,10 +32,10 @@ Chapter = Literal[
     "ending", "job", "notes", "times", "step", "devices", "buckets", "collectives", "ranks", "slowdown", "whole-run",
     "cost", "recording", "findings",
 ]  # fmt: skip
-"""chapters of the report, in order; topics add sections to them, and ``ending`` to ``notes`` are about the job"""
+"""chapters of the report, in order. Topics add sections to them. The first three chapters are about the job"""
 
 _WORTH_SAYING = 0.01
-"""minimum fraction of the step for a finding"""
+"""minimum gain of a finding, as a fraction of the step"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +49,21 @@ class View:
     world_size: int | None
     step_ns: int | None
     step_noise_ns: int | None = None
-    """half of the 95 % interval of `step_ns`, ns; ``None`` if there are too few steps for an interval"""
+    """half of the 95 % interval of `step_ns`, in ns; ``None`` if there are too few steps for an interval"""
     backend: str | None = None
     modules: tuple[DdpModule, ...] = ()
     comm_ns: int | None = None
     exposed_ns: int | None = None
     trailing_ns: int | None = None
     data_ns: int | None = None
-    """time that the training thread waits for its data"""
+    """time that the training thread waits for data"""
     buffer_sync_ns: int | None = None
     unused_search_ns: int | None = None
     copy_out_ns: int | None = None
     launch_bound_ns: int | None = None
-    """time that the accelerator is idle because the host launches kernels too late, without `host_read_ns`"""
+    """time that the accelerator is idle because the host launches kernels too late; excludes `host_read_ns`"""
     host_read_ns: int | None = None
-    """time that the accelerator is idle because the host waited for one of its results before launching more"""
+    """time that the accelerator is idle because the host waited for one of its results before launching more work"""
     optimizer_ns: int | None = None
     """time of optimizer steps that is not hidden behind other computation"""
     num_micro_steps: int = 1
@@ -90,7 +91,7 @@ class View:
     num_threads: int | None = None
     """number of CPU threads with which a rank computes; the maximum over all ranks"""
     records: Mapping[int, Record] = field(default_factory=dict)
-    """record of each rank, without its steps"""
+    """record of each rank, except its steps"""
     link_bits_per_s: int | None = None
     """speed of the link between hosts, if given by the user"""
     whole_run: WholeRun | None = None
@@ -189,11 +190,12 @@ class Topic(Generic[_OfRank, _OfRun]):
     """The measures, rules and sections for one question. ``_OfRun`` is the type of its results for a run.
 
     A topic either measures each rank (`of_rank`) and combines the results (`of_ranks`), or derives its results from
-    the results of other topics (`of_run`). A topic whose name is a field of the report may have sections only.
+    the results of other topics (`of_run`). A topic with the same name as a field of the report may consist of sections
+    only.
     """
 
     name: str
-    """name of the topic, and of the field of `Report` with its results if there is one"""
+    """name of the topic, and of the field of `Report` with its results, if there is such a field"""
     rules: tuple[Callable[[_OfRun, View], Iterator[Finding]], ...] = ()
     sections: Mapping[Chapter, Callable[[_OfRun, ReportView], Iterable[Section]]] = field(default_factory=dict)
     tables: tuple[TableSchema[_OfRun], ...] = ()
@@ -267,7 +269,7 @@ _WHAT_TO_DO = "Uninstall the package, or report this to its authors."
 
 @cache
 def versions() -> tuple[str, ...]:
-    """Return the names and versions of the packages that provide topics, on which cached summaries depend."""
+    """Return the names and versions of packages that provide topics. Cached summaries depend on these packages."""
     found = [one.dist for one in _entries()]
     return tuple(sorted({f"{one.name} {one.version}" for one in found if one is not None}))
 
@@ -388,7 +390,7 @@ def _measured(finding: Finding, view: View) -> Finding:
 def _by_gain(findings: Sequence[Finding]) -> list[Finding]:
     """Sort by gain, largest first. Findings whose intervals overlap keep the order of the rules.
 
-    As a result, two runs of the same job recommend the same change first.
+    Two runs of the same job therefore recommend the same change first.
     """
     left = sorted(findings, key=lambda f: f.expected_ns or 0, reverse=True)
     ordered: list[Finding] = []
@@ -400,7 +402,7 @@ def _by_gain(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _least_ns(finding: Finding) -> int:
-    """Return the minimum gain, ns per step. If only an upper bound is known, half of that bound is assumed."""
+    """Return the minimum gain, in ns per step. If only an upper bound is known, half of that bound is assumed."""
     return (finding.expected_ns or 0) // 2 if finding.predicted is None else finding.predicted.low_ns
 
 

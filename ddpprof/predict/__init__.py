@@ -29,7 +29,7 @@ class BucketCaps:
 
     cap_mb: float | None = None
     list_mb: tuple[float, ...] = ()
-    """caps of the buckets in order; the last one applies to all further buckets"""
+    """caps of the buckets in order; the last cap applies to all further buckets"""
 
     @property
     def caps(self) -> Caps:
@@ -80,7 +80,7 @@ def as_written(list_mb: Sequence[float]) -> str:
 
 
 def up_to_one_bucket(caps_mb: Sequence[float], gradient_bytes: int) -> Iterator[float]:
-    """Yield caps in order, up to the first one that puts all gradients into one bucket. `caps_mb`: caps, ascending."""
+    """Yield caps in order, up to the first cap that puts all gradients into one bucket. `caps_mb`: caps, ascending."""
     for cap_mb in caps_mb:
         yield cap_mb
         if cap_mb * MIB >= gradient_bytes:
@@ -131,13 +131,13 @@ class Setting:
     overlaps: bool = True
     batch_scale: float = 1.0
     accumulation: int | None = None
-    """number of backward passes per step; gradients are reduced only in the last one"""
+    """number of backward passes per step; gradients are reduced only in the last pass"""
     world_size: int | None = None
     algorithm: Algorithm = Algorithm.RING
     bytes_per_s: float | None = None
     """bandwidth of each rank's link"""
     latency_ns: float | None = None
-    """latency of one message between two ranks, ns"""
+    """latency of one message between two ranks, in ns"""
 
 
 def sent_share(gradients: Sequence[Gradient], compression: Compression | None, rank: int) -> float:

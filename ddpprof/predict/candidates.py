@@ -27,14 +27,14 @@ from ddpprof.predict.replay import Training
 _CAPS_MB = (1, 2, 3, 5, 7, 10, 15, 20, 25, 35, 50, 75, 100, 150, 200, 300, 400)
 _VIEW = "gradient_as_bucket_view"
 _EQUAL = 1e-3
-"""fraction of a step; if predictions differ by less, the setting with the shorter code comes first"""
+"""if predictions differ by less than this fraction of a step, the setting with the shorter code comes first"""
 
 Arguments = Mapping[str, bool | float | str | list[float] | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Predicted duration of a step, ns."""
+    """Predicted duration of a step, in ns."""
 
     step_ns: float
     low_ns: float
@@ -72,7 +72,7 @@ class Knobs:
 
     view: bool
     without_search: Arguments
-    """arguments with which DDP does not search for unused parameters; empty if it does not search or must search"""
+    """arguments that stop DDP's search for unused parameters; empty if DDP does not search, or must search"""
     compression: Compression | None
     accepted: AcceptedCaps
     drops_list: bool
@@ -110,7 +110,7 @@ class Shortlist:
     others: tuple[Candidate, ...]
     """other settings that were considered and have a different effect"""
     promises: bool
-    """True if at least one setting is predicted to be faster; otherwise, only the best one is chosen"""
+    """True if at least one setting is predicted to be faster; otherwise, only the best setting is chosen"""
 
 
 def shortlist(profile: Profile, knobs: Knobs, most: int) -> Shortlist:
@@ -193,7 +193,7 @@ _SPREAD_MB = (5, 100, 10, 1, 50, 2, 200, 25, 400)
 
 
 def spread(training: Training, knobs: Knobs, most: int) -> Shortlist:
-    """Choose settings without predictions: caps that result in different buckets, and every other option alone."""
+    """Choose settings without predictions: caps that result in different buckets, and each other option on its own."""
     order = [index for bucket in training.buckets for index in bucket]
     now = Candidate(num_buckets=len(training.buckets))
     made: dict[Buckets, Candidate] = {}
@@ -213,9 +213,9 @@ def spread(training: Training, knobs: Knobs, most: int) -> Shortlist:
 
 _FEW_CAPS_MB = (1, 2, 5, 10, 25, 50, 100, 200, 400)
 _EQUALLY_GOOD = 1.001
-"""the recorded buckets are kept unless the step is longer than with others by more than this factor"""
+"""the recorded buckets are kept unless the step takes longer than with the best buckets by more than this factor"""
 _FLAT = 0.01
-"""fraction of the step; settings whose predictions differ by less are considered equally good"""
+"""settings are considered equally good if their predictions differ by less than this fraction of the step"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ class SearchedSetting:
 
 
 def try_caps(profile: Profile, base: Setting, target: Network | None = None) -> tuple[SearchedSetting, ...]:
-    """Predict DDP's default, and every cap up to the first that produces one bucket. `base`: the other settings."""
+    """Predict DDP's default, and every cap up to the first cap that gives one bucket. `base`: the other settings."""
     caps_mb = [None, *up_to_one_bucket(_FEW_CAPS_MB, profile.training.gradient_bytes)]
     return tuple(try_buckets(profile, base, BucketCaps(cap_mb), target) for cap_mb in caps_mb)
 
@@ -239,8 +239,8 @@ def try_buckets(profile: Profile, base: Setting, buckets: BucketCaps, target: Ne
 class ChosenCaps:
     best: SearchedSetting
     equal_mb: tuple[float, float] | None
-    """smallest and largest single cap that are equally good within the accuracy of the prediction; ``None`` if there is
-    only one
+    """smallest and largest single cap that are equally good within the accuracy of the prediction; ``None`` if there
+    is only one such cap
     """
 
 
@@ -254,9 +254,9 @@ def choose_caps(
     """Choose the best caps that DDP accepts, or no change. Lists of caps are only considered for a single module.
 
     A list is chosen only if it is better than all single caps by more than 1 % of the step and by more than the error
-    of the prediction. If, within this error, the best setting may make the step longer, the setting with the largest
-    certain gain is chosen instead, if any gain is certain. `tried`: predictions that are already known, for example
-    from `try_caps`.
+    of the prediction. If the best setting may make the step longer, within this error, the setting with the largest
+    certain gain is chosen instead. If no gain is certain, the best setting is kept. `tried`: predictions that are
+    already known, for example from `try_caps`.
     """
     recorded = SearchedSetting(base, predict(profile, base, target))
     known = [one for one in tried or try_caps(profile, base, target) if accepted.has(one.setting.buckets)]
@@ -279,7 +279,7 @@ def choose_caps(
 
 
 def _least_gain_ns(recorded: SearchedSetting, one: SearchedSetting) -> float:
-    """Return the lower end of the interval of the predicted gain, ns."""
+    """Return the lower end of the interval of the predicted gain, in ns."""
     return gain(recorded.prediction, one.prediction).low_ns
 
 

@@ -1,8 +1,8 @@
 """Model the duration of an all-reduce between the ranks of a job, and its cost to concurrent computation.
 
-Each of these two is modeled as latency + bytes × time per byte, with a minimum (`statistics.size_model`). The
-parameters are fitted to the measurements of `ddpprof netbench` or, without them, to the buckets of the run. The buckets
-cover only their own sizes, and do not show the cost to computation.
+Both are modeled as latency + bytes × time per byte, with a minimum (`statistics.size_model`). The parameters are
+fitted to the measurements of `ddpprof netbench` or, without them, to the buckets of the run. The buckets cover only
+their own sizes, and do not show the cost to computation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TAKEN_ON_A_LINK = 1.1
 """computation time lost to gloo's threads, in ns per byte, in addition to a share of the transfer's duration"""
 _TAKEN_WITH_TIME = 0.11
 _LEAST_OF_LARGEST = 8
-"""buckets smaller than the largest one by more than this factor depend on latency rather than bandwidth"""
+"""buckets smaller than the largest bucket by more than this factor depend on latency rather than bandwidth"""
 _FASTEST, _SLOWEST = 1e-4, 1e4
 """limits of the time per byte in ns: 10 TB/s and 100 kB/s"""
 _NARROWINGS = 25
@@ -47,7 +47,7 @@ class Network:
     """True if the cost to computation was not measured, and is assumed from other measurements of gloo"""
 
     def with_guessed_cost(self, ranks_per_core: float) -> Network:
-        """Return the network with a typical cost to computation, for ranks without a free core for gloo's threads.
+        """Return the network with a typical cost to computation, for ranks that have no free core for gloo's threads.
 
         On loopback, the CPU time of an all-reduce equals its duration. On slower links, netbench measures 1.3 ns per
         byte at 4 Gbit/s, and 2 ns per byte at 1 Gbit/s. If several ranks share a core, each rank waits for the CPU time

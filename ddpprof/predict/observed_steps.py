@@ -39,7 +39,7 @@ class ObservedStep:
     backward_end_ns: float | None = None
     """end of the computation, if it continues after the last gradient"""
     num_accumulated: int = 1
-    """number of backward passes whose gradients are accumulated and reduced in the last of them"""
+    """number of backward passes per gradient reduction; the last of these passes reduces the accumulated gradients"""
     step: int = 0
     """number of the step that contains it"""
     modules: tuple[int, ...] = (0,)
@@ -114,7 +114,7 @@ def _last_ready_ns(one: BackwardPass) -> int:
 
 
 def backward_alone_ns(recorded: Mapping[int, Sequence[RecordedStep]]) -> float | None:
-    """Return the duration of a backward pass without communication on the slowest rank, ns, or ``None`` if unknown.
+    """Return the duration of a backward pass without communication on the slowest rank, in ns, or ``None`` if unknown.
 
     For each rank, this is the first quartile over the steps without communication. Longer steps were disturbed by other
     work, at different times on different ranks.
@@ -180,7 +180,7 @@ def _optimized_at(step: RecordedStep, since_ns: int) -> int:
 
 
 _QUEUED_NS = 20_000
-"""a kernel that starts within this time after the end of another one was waiting for it"""
+"""a kernel that starts within this time after the end of another kernel was waiting for that kernel"""
 
 
 HostTimes = Mapping[int, Mapping[int, RecordedStep]]

@@ -32,18 +32,18 @@ _MOST_TAKEN = 3.0
 _MOST_LATENCY_NS = 1e6
 """upper limit of the latency of a bucket; used if it was not measured"""
 _MOST_LATENCY_OF_A_ROUND_NS = 10e6
-"""largest plausible latency of one message, for distant hosts or threads that wait for a core"""
+"""largest plausible latency of one message, as between distant hosts or with threads that wait for a core"""
 _ONE_SIZE = 4
 """minimum ratio of the largest to the smallest size for which latency and bandwidth can be distinguished"""
 
 
 @dataclass(frozen=True, slots=True)
 class Doubts:
-    """Alternative networks, from which the interval of a prediction is derived."""
+    """Alternative networks that determine the interval of a prediction."""
 
     links: tuple[Link, ...]
     reasons: tuple[str, ...]
-    """why the networks differ by more than the error of the fit, as messages"""
+    """messages that say why the networks differ by more than the error of the fit"""
 
 
 def doubts_about(network: Network, link: Link, setting: Setting, training: Training) -> Doubts:
@@ -91,7 +91,7 @@ def _rate_error(network: Network, link: Link, setting: Setting, training: Traini
         reasons.append(f"{setting.world_size} ranks, but the network was measured with {network.world_size}")
         if not network.is_benched and setting.latency_ns is None:
             reasons.append(
-                "a run does not show how latency grows with the number of ranks: give --latency or --network"
+                "a run does not show how latency grows with the number of ranks: specify --latency or --network"
             )
     if setting.bytes_per_s is not None and link.alone.ns_per_byte:
         error += _RATE_ERROR_PER_DOUBLING / 2 * abs(log2(link.alone.ns_per_byte / network.link.alone.ns_per_byte))
@@ -111,7 +111,7 @@ def _megabytes(num_bytes: float) -> str:
 _BATCH_ERROR = 0.1
 """relative error of the computation per doubling of the batch size, because it may not be proportional"""
 _PASSES = {Compression.FP16: 2.0, Compression.BF16: 2.0, Compression.POWERSGD: 4.0}
-"""computation of a hook, as a multiple of copying the gradients into buckets; half of it is before sending"""
+"""computation time of a hook, as a multiple of the time to copy gradients into buckets; half of it precedes sending"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class PredictedParts:
 
     @property
     def communication_ns(self) -> float:
-        """Communication time of the step, ns."""
+        """Communication time of the step, in ns."""
         return self.slowed_ns + self.exposed_ns
 
 
@@ -151,12 +151,12 @@ class Prediction:
     guessed_ns: float
     """error from assumptions about the computation of a hook, or with another batch size"""
     widened: tuple[str, ...]
-    """why the interval is wider than the errors of the run alone require, as messages"""
+    """messages that say why the interval is wider than the errors of the run alone require"""
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """Gain of one setting over another, ns per step. The noise of the measured steps cancels out."""
+    """Gain of one setting over another, in ns per step. The noise of the measured steps cancels out."""
 
     gain_ns: float
     low_ns: float

@@ -1,4 +1,4 @@
-"""Estimate a run's steps without communication, from which predictions start.
+"""Estimate a run's steps without communication. Predictions are based on this estimate.
 
     computed   times at which gradients would be ready: observed times minus the CPU time taken by buckets in transit,
                scaled to the duration of the backward pass in steps without communication, if there are any
@@ -23,7 +23,7 @@ from ddpprof.predict.replay import NOTHING, Computed, Cost, Link, SentBucket, Ti
 from ddpprof.statistics import error_of_median
 
 _MOST_COPIED = 4.0
-"""maximum time of a copy, ns per byte; anything slower includes other work of the script before its optimizer"""
+"""maximum time of a copy, in ns per byte; a longer time includes other work of the script before its optimizer"""
 _MOST_PACE = 1.1
 """largest pace, and inverse of the smallest pace; outside of this range, the replay does not fit the run"""
 _ENOUGH_SENT = 0.5
@@ -106,7 +106,7 @@ class Profile:
         return self.passes[0].num_reduced * self.passes[0].accumulation
 
     def without_others(self, ranks: Profile) -> Profile:
-        """Return this profile with the computation from `ranks`, which is a profile of only some of the ranks.
+        """Return this profile with the computation from `ranks`, a profile of only some of the ranks.
 
         Everything else is kept. Raises `DdpprofError` if the number of gradients differs.
         """
@@ -202,7 +202,7 @@ def _pass_profile(
 
 
 def _computed(training: Training, step: ObservedStep, link: Link) -> Computed:
-    """Return the observed times minus the CPU time that transfers had taken until then."""
+    """Return each observed time minus the CPU time that transfers had taken until that time."""
     sent = _sent(training, step, link)
 
     def taken_until(now_ns: float) -> float:

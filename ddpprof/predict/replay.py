@@ -1,4 +1,4 @@
-"""Simulate the backward pass of a step whose gradients are sent in given buckets over a given link.
+"""Simulate the backward pass of a step that sends its gradients in given buckets over a given link.
 
     computation   runs at full speed while nothing is sent; communication slows it down (`Link.taken`)
     bucket        is launched once its last gradient is ready and all previous buckets have been launched
@@ -127,8 +127,8 @@ class _State:
         self.computed_at = inf
         self._tasks = _tasks(buckets, computed_ns)
         self._next = 0
-        """index of the current task: one per bucket that ends with its launch, the rest of the backward pass, then one
-        copy per bucket
+        """index of the current task: for each bucket, a task that ends with its launch; then the rest of the backward
+        pass; then, for each bucket, its copy
         """
         self._left: dict[int, float] = {}
         """fraction of each bucket in transit that remains to be sent"""
@@ -230,7 +230,7 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The gradients reduced in one backward pass through one DDP module, or through several in sequence."""
+    """The gradients reduced in one backward pass through one DDP module, or through several modules in sequence."""
 
     gradients: tuple[Gradient, ...]
     buckets: Buckets
@@ -241,7 +241,7 @@ class Training:
     backend: str
     on_cpu: bool
     knows_parameters: bool = True
-    """``False`` if each of `gradients` is a bucket from a trace, whose parameters are unknown"""
+    """``False`` if each of `gradients` is a bucket from a trace, so that its parameters are unknown"""
     find_unused_parameters: bool = False
     static_graph: bool = False
     gradient_as_bucket_view: bool = False
@@ -341,7 +341,7 @@ def joint(trainings: Sequence[Training]) -> Training:
 
 
 def replay_in_turn(buckets: Sequence[Bucket], computed_ns: float, link: Link) -> Replayed:
-    """Replay buckets, each of which is launched as soon as it is ready. The result is in the order of the input."""
+    """Replay buckets that are launched as soon as they are ready. The result is in the order of the input."""
     order = sorted(range(len(buckets)), key=lambda index: buckets[index].computed_ns)
     replayed = replay([buckets[index] for index in order], computed_ns, link)
     by_index = dict(zip(order, replayed.buckets, strict=True))

@@ -66,7 +66,7 @@ class Brief(msgspec.Struct, frozen=True, omit_defaults=True):
     verdict: str
     step_ns: int | None = None
     parts: Mapping[str, int] = {}
-    """mean time of each part of a profiled step on the first rank, ns"""
+    """mean time of each part of a profiled step on the first rank, in ns"""
     findings: tuple[BriefFinding, ...] = ()
     """the first findings, in order of priority"""
     num_more: int = 0
@@ -78,7 +78,7 @@ class Brief(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class BriefChange(msgspec.Struct, frozen=True):
-    """One measure in run A and in run B, ns per step."""
+    """One measure in run A and in run B, in ns per step."""
 
     metric: str
     a_ns: int | None

@@ -227,8 +227,8 @@ TERMS = (
     ),
     Term(
         "measured overhead",
-        "The step with DDP relative to the step of the same module without it, measured in one process that "
-        "alternates between blocks of steps with and without DDP: ddpprof overhead train.py.",
+        "The duration of a step with DDP, divided by the duration of a step of the same module without DDP. ddpprof "
+        "overhead train.py measures both in one process that alternates between blocks of steps with and without DDP.",
         aliases=("overhead",),
     ),
     Term(
@@ -286,9 +286,9 @@ TERMS = (
     ),
     Term(
         "verdict",
-        "The diagnosis of a job that hangs or has failed: the rank at fault, the reason, the line of code at which "
-        "that rank is, and the ranks that wait for it. ddpprof diagnose prints it. ddpprof watch and ddpprof trace "
-        "print it as soon as a job hangs.",
+        "The diagnosis of a job that hangs or has failed: the rank at fault, the reason, the line of code that this "
+        "rank is executing, and the ranks that wait for it. ddpprof diagnose prints it. ddpprof watch and ddpprof "
+        "trace print it as soon as a job hangs.",
         aliases=("hang", "diagnose"),
     ),
     Term(
@@ -339,17 +339,17 @@ TERMS = (
     ),
     Term(
         "lossy",
-        "A change that alters what training computes, such as sending gradients in half precision. It comes after "
+        "A change that alters what training computes, such as sending gradients in half precision. It is listed after "
         "all changes that keep the results, and ddpprof try and tune apply it only with --allow-lossy. Check that the "
-        "model trains equally well with it: in fp16, gradients below 3e-8 become zero.",
+        "model trains equally well with the change: in fp16, gradients below 3e-8 become zero.",
         field="findings[].change.is_lossy",
         aliases=("allow lossy", "rounds gradients"),
     ),
     Term(
         "worth trying",
-        "A finding whose predicted gain is at least 5 % of the step, but whose 95 % interval extends below 0 because "
-        "the run does not show enough about the network. It is never the first fix. Use ddpprof try to measure the "
-        "gain.",
+        "A finding with a predicted gain of at least 5 % of the step, but a 95 % interval that extends below 0, "
+        "because the run does not show enough about the network. It is never the first fix. Use ddpprof try to "
+        "measure the gain.",
         field="findings[].is_worth_trying",
     ),
     Term(

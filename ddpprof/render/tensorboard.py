@@ -58,7 +58,7 @@ OWN_WORK = "ddp/own_work_ms"
 PART = "ddp_step/"
 """prefix of the tags of a step's parts: ``ddp_step/forward_ms``, …"""
 LAUNCHES = "ddp_launches/"
-"""prefix of the tags of parts for which only the host's launch time is known, on an accelerator"""
+"""prefix of the tags of parts if only the host's launch time is known, on an accelerator"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ _HEAT_OF_STEP: Mapping[str, Callable[[StepReport], int]] = {
 _MAX_CELLS = 2000
 """maximum number of cells in one direction"""
 _WITH_NUMBERS = 40
-"""maximum number of ranks and of steps for cells that show their value"""
+"""cells show their values up to this number of ranks or steps"""
 _CELL, _WIDE_CELL, _MARGIN, _TOP = 6, 64, 70, 50
 _LIGHT, _DARK, _NOTHING = np.array([247, 251, 255]), np.array([8, 48, 107]), (255, 255, 255)
 
@@ -242,7 +242,7 @@ def write_histograms(file: EventFile, drawing: Drawing) -> None:
 
 
 METRIC = "ddp_run/"
-"""prefix of metrics such as ``ddp_run/step_ms``, which are medians over steps of means over ranks"""
+"""prefix of metrics such as ``ddp_run/step_ms``; a metric is the median over steps of the mean over ranks"""
 _LONGEST = 200
 _NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,12})?")
 

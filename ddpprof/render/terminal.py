@@ -32,7 +32,7 @@ _STYLES = ("blue", "cyan", "bold red", "green", "yellow", "dim")
 _GLYPHS, _ASCII_GLYPHS = "█▓▒#=·", "+*!#=."
 """characters that distinguish the parts of bars without color"""
 _RECORDED = (0, 1, 3, 4)
-"""indices in `PARTS` whose styles the parts of light recording use"""
+"""indices in `PARTS` of the styles that the parts of light recording use"""
 _TICK = 10
 """minimum number of columns between two tick labels of an axis"""
 _JOINER = "\N{NO-BREAK SPACE}"
@@ -40,7 +40,7 @@ _JOINER = "\N{NO-BREAK SPACE}"
 
 
 def console_on(file: TextIO, width: int | None = None) -> Console:
-    """Return a console whose colors follow ``--color``, or else ``NO_COLOR``."""
+    """Return a console with colors according to ``--color`` or, if that is not given, ``NO_COLOR``."""
     wanted = os.environ.get(_COLOR, "auto")
     is_plain = wanted == "never" or (wanted == "auto" and bool(os.environ.get("NO_COLOR")))
     return Console(

@@ -173,7 +173,7 @@ def _activity(one: RankNow) -> str:
 
 def _state(one: RankNow) -> str:
     if one.standing is Standing.NO_SIGN:
-        return f"no sign for {duration(one.sign_age_ns)}"
+        return f"no update for {duration(one.sign_age_ns)}"
     return str(one.standing)
 
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class ShownInNotebooks:
-    """Base of results that Jupyter shows as HTML and ``print`` shows as a short summary.
+    """Base class of results. Jupyter shows them as HTML, and ``print`` shows a short summary.
 
     `ddpprof.render.notebook` renders both forms.
     """
@@ -84,10 +84,10 @@ __all__ = [
 
 _OfRun = TypeVar("_OfRun")
 _TIMED = (StepMode.OFF, StepMode.LIGHT)
-"""steps whose duration is affected only by the light recorder"""
+"""modes of steps without the profiler; at most the light recorder affects the duration of these steps"""
 
 REPORT_FORMAT = 3
-"""version of the JSON report; it is increased if a field changes its meaning or is removed, not if one is added"""
+"""version of the JSON report; increased if a field is removed or changes its meaning, but not if a field is added"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Job:
     num_steps: int | None = None
     """total number of training steps; ``None`` if unknown"""
     num_micro_steps: int | None = None
-    """number of batches whose gradients are accumulated in a step; ``None`` for traces without a recording"""
+    """number of batches accumulated in a step; ``None`` for traces without a recording"""
     recorded_with: tuple[str, ...] = ()
     """arguments of ``ddpprof trace`` that record the run again; empty if unknown"""
     framework: str | None = None
@@ -192,10 +192,10 @@ class Report(ShownInNotebooks):
     ddpprof: str
     job: Job
     missing: tuple[str, ...]
-    """messages about data that the report does not contain, and why"""
+    """messages that say which data the report lacks, and why"""
     ranks: tuple[RankReport, ...]
     buckets: tuple[BucketRow, ...]
-    """buckets from the recording or, without one, from the traces"""
+    """buckets from the recording or, if there is none, from the traces"""
     findings: tuple[Finding, ...]
     kernels: Annotated[tuple[KernelSummary, ...], DEVICE] = ()
     """kernels that take the most time on the first rank with a trace"""
@@ -210,7 +210,7 @@ class Report(ShownInNotebooks):
     horovod: HorovodSummary | None = None
     """summary of a Horovod timeline; the rest of the report is then mostly empty"""
     attempts: tuple[AttemptSummary, ...] = ()
-    """attempts of a job that torchrun restarted; the rest of the report is about one of them"""
+    """attempts of a job that torchrun restarted; the rest of the report describes one of them"""
     bound: Bound | None = None
     """what limits the step; ``None`` if little communication is exposed, or if unknown"""
     usual_steps: tuple[int, ...] = ()
@@ -224,9 +224,9 @@ class Report(ShownInNotebooks):
     times: Mapping[str, str] = field(default_factory=dict)
     """on an accelerator, the clock of each field: ``"host"`` for launch times, ``"device"`` for execution times"""
     link_limit: LinkLimit | None = None
-    """the link between the ranks, its speed, and the bandwidth reached; ``None`` if neither is known"""
+    """the link between the ranks, its speed, and the bandwidth reached; ``None`` if nothing is known about the link"""
     whole_run: Annotated[WholeRun | None, HOST] = None
-    """summary of the whole training; ``None`` if no rank left a pulse"""
+    """summary of the whole training; ``None`` if no rank recorded a pulse"""
     further: Mapping[str, Any] = field(default_factory=dict)
     """results of topics from other packages, by topic name"""
 
@@ -244,7 +244,7 @@ class Report(ShownInNotebooks):
 
     @property
     def step_ns(self) -> int | None:
-        """Duration of a step, ns: the median of the steps that ran without the profiler.
+        """Duration of a step, in ns: the median of the steps that ran without the profiler.
 
         On an accelerator, or if all steps ran with the profiler, this is the mean of the profiled steps. If no step was
         profiled, it is the median of the whole run.
@@ -259,7 +259,7 @@ class Report(ShownInNotebooks):
 
     @property
     def timed_steps_ns(self) -> list[float]:
-        """Durations of the steps without the profiler, ns, as means over the ranks. Empty on an accelerator."""
+        """Durations of the steps without the profiler, in ns, as means over the ranks. Empty on an accelerator."""
         by_number: dict[int, list[int]] = {}
         for step in (step for rank in self.ranks_together for step in rank.light_steps if step.mode in _TIMED):
             by_number.setdefault(step.step, []).append(step.duration_ns)
@@ -267,7 +267,7 @@ class Report(ShownInNotebooks):
 
     @property
     def profiled_step_ns(self) -> int | None:
-        """Mean duration of the profiled steps over which tables average, ns."""
+        """Mean duration of the profiled steps over which tables average, in ns."""
         return mean_known(step.duration_ns for rank in self.ranks_together for step in self.averaged(rank))
 
     def averaged(self, rank: RankReport) -> tuple[StepReport, ...]:

@@ -52,7 +52,7 @@ from ddpprof.version import __version__
 from ddpprof.words import ranks_in_words, utf8_text
 
 _STEPS_TO_TELL = 10
-"""minimum number of recorded steps to identify late ranks from them rather than from the whole run"""
+"""with at least this many recorded steps, late ranks are identified from these steps; otherwise, from the whole run"""
 
 
 def view_of(
@@ -64,7 +64,7 @@ def view_of(
     usual_steps: Sequence[int],
     shown: Mapping[str, Any],
 ) -> View:
-    """Return the view for the rules. It contains only the topics' results that are in `shown`."""
+    """Return the view for the rules. Of the topics' results, it contains only those in `shown`."""
 
     def least(value: Callable[[StepReport], int | None]) -> int | None:
         """Return the mean over the steps, on the rank with the lowest mean.
@@ -132,7 +132,7 @@ def shown_across(
     slowdown: OverlapSlowdownReport | None,
     across: AcrossRanks,
 ) -> dict[str, Any]:
-    """Return the results of topics whose measures need all ranks, by topic name."""
+    """Return the results of topics that need the measures of all ranks, by topic name."""
     loads = max((one.devices for one in ranks if job.averages(one.rank)), key=imbalance_ns, default=())
     lateness = _lateness(run, job, across)
     shown = {

@@ -1,4 +1,4 @@
-"""Build the `Profile` of a run, from which predictions start."""
+"""Build the `Profile` of a run. Predictions are based on this profile."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LEAST_STEPS = 2
 _TIMED = (StepMode.OFF, StepMode.LIGHT)
 
 _FEW_STEPS = 0.1
-"""maximum share of the steps whose backward passes may differ from those of the other steps"""
+"""maximum share of steps with unusual backward passes"""
 _SAME_LINK = 0.15
 """maximum relative difference between two networks that are considered the same"""
 
@@ -77,7 +77,7 @@ class KnownRun:
         missing = set(ranks) - self.recorded.keys() - self.passes.keys()
         if missing or not (recorded or passes):
             which = f"has no rank {min(missing)}" if missing else "has no other rank"
-            raise DdpprofError(f"the run {which} to leave out.")
+            raise DdpprofError(f"the run {which} to exclude.")
         return replace(self, recorded=recorded, passes=passes)
 
     def of_known_modules(self) -> KnownRun:
@@ -139,7 +139,7 @@ def _of_traces(run: KnownRun, benches: Benches) -> Profiled:
 
 
 def _whole_steps_ns(parts: Sequence[ObservedStep]) -> list[float]:
-    """Return the duration of each step, ns, as the sum of its parts, one per backward pass."""
+    """Return the duration of each step in ns: the sum of its parts, one for each backward pass."""
     lengths: dict[int, float] = {}
     for part in parts:
         lengths[part.step] = lengths.get(part.step, 0.0) + part.measured_ns
@@ -217,7 +217,7 @@ def _of_record(run: KnownRun, benches: Benches) -> Profiled:
 
 
 def _by_modules(report: Report, modules: Sequence[DdpModule], passes: Sequence[ObservedStep]) -> list[ObservedPasses]:
-    """Group the passes by the modules that they go through. Passes that only a few steps have are left out.
+    """Group the passes by the modules that they go through. Passes that occur in only a few steps are excluded.
 
     Raises `DdpprofError` if different steps train different modules.
     """
@@ -242,9 +242,9 @@ def _usual_number(passes: Sequence[ObservedStep], steps: Collection[int]) -> int
 
 
 def _taking_as_much(target: Network | None, profile: Profile) -> Network | None:
-    """Return `target`, with the time that communication takes from computation in this run if `target` lacks it.
+    """Return `target`. If its cost of communication to computation is unknown, use the cost in this run.
 
-    This time depends little on the link.
+    This cost depends little on the link.
     """
     if target is None or target.link.taken != NOTHING:
         return target
@@ -278,7 +278,8 @@ def _networks(own: Network | None, benches: Benches, training: Training) -> tupl
     bench, of_run = benches.to_train_on, benches.of_run
     if of_run is not None and of_run.world_size != training.world_size:
         raise DdpprofError(
-            f"--run-network was measured with {of_run.world_size} ranks, but the run has {training.world_size}."
+            f"the network of --run-network was measured with {of_run.world_size} ranks, but the run has "
+            f"{training.world_size}."
         )
     if of_run is not None:
         return of_run, None if bench is None or _is_same(bench, of_run) else bench
@@ -297,8 +298,8 @@ def _networks(own: Network | None, benches: Benches, training: Training) -> tupl
             )
         if bench.world_size != training.world_size:
             raise DdpprofError(
-                f"--network was measured with {bench.world_size} ranks, but the run, whose own network is unknown, "
-                f"has {training.world_size}."
+                f"the network of --network was measured with {bench.world_size} ranks, but the run has "
+                f"{training.world_size}, and its own network is unknown."
             )
         return bench, None
     if bench is None:
@@ -357,7 +358,7 @@ def _caps(module: DdpModule) -> Caps:
 
 
 def _measured_ns(recorded: Recorded) -> list[float]:
-    """Return the durations of the steps that were not profiled, ns, as means over the ranks."""
+    """Return the durations of the steps that were not profiled, in ns, as means over the ranks."""
     by_number: dict[int, list[int]] = {}
     for step in (step for steps in recorded.values() for step in steps if step.mode in _TIMED):
         by_number.setdefault(step.number, []).append(step.end_ns - step.start_ns)

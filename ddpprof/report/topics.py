@@ -162,7 +162,7 @@ def report_fields(view: View) -> dict[str, Any]:
 def topics_of(report: Report) -> Iterator[tuple[Topic[Any, Any], Any]]:
     """Yield each topic for which the report has results, with these results.
 
-    Topics of packages that are no longer installed are left out.
+    Topics of packages that are no longer installed are skipped.
     """
     for topic in TOPICS:
         if topic.name in _IN_REPORT and (found := getattr(report, topic.name)):

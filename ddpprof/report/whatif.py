@@ -144,7 +144,7 @@ class _Changes:
         return self._of(Setting(buckets=BucketCaps(list_mb=(DEFAULT_FIRST_CAP_MIB, cap or DEFAULT_CAP_MIB))))
 
     def _compression(self) -> Predicted | None:
-        """Predict compression. Return ``None`` unless gradients are known to become smaller."""
+        """Predict compression. Return ``None`` if it is not known to make the gradients smaller."""
         training = self.profile.training
         hook = backend_of(training.backend).halving
         halves = training.knows_parameters and sent_share(training.gradients, hook, rank=1) < 1
@@ -248,7 +248,7 @@ class WhatIf(ShownInNotebooks):
     without_world_ns: float | None
     """predicted step time without the settings in `world`; ``None`` if there are none"""
     work_ratio: float
-    """ratio of the number of samples per rank and step to that without `world`"""
+    """number of samples per rank and step, relative to the number without the settings in `world`"""
     best: PredictedSetting | None
     """best buckets that DDP's options allow; ``None`` if the parameters are unknown"""
     assumes: tuple[str, ...]

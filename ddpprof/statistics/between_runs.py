@@ -6,9 +6,9 @@
 
 The interval does not assume a distribution, so it is valid with few runs and with outliers. The confidence is high
 enough that the comparison may be repeated with more runs. The interval needs at least six runs on each side. With
-fewer, the variation between runs is unknown, and a plausible limit is assumed: step times may differ by a factor of
-five, and any part of the step by the same amount of time. This is more than the difference between any two equal runs
-in ``analyses/gate`` on a busy machine.
+fewer runs, the variation between runs is unknown, and a plausible limit is assumed: step times may differ by a factor
+of five, and any part of the step by the same amount of time. This is more than the difference between any two equal
+runs in ``analyses/gate`` on a busy machine.
 
 `shift_between` can also compare two samples of steps from one run each. In that case, the interval does not include
 differences between runs, for example due to another machine or time of day.
@@ -85,7 +85,7 @@ def _outside(num_a: int, num_b: int, tail: float) -> int | None:
 
 @cache
 def _ways(num_a: int, num_b: int, value: int) -> int:
-    """Return the number of orderings of the two samples in which U is `value`."""
+    """Return the number of orderings of the two samples for which U equals `value`."""
     if value < 0:
         return 0
     if not num_a or not num_b:
@@ -130,7 +130,7 @@ class Difference:
 
 
 def plausible_noise_ns(steps_ns: Sequence[float]) -> float:
-    """Return the largest plausible difference between equal runs, ns. `steps_ns`: step time of every run."""
+    """Return the largest plausible difference between equal runs, in ns. `steps_ns`: step time of every run."""
     return max(steps_ns) * (1 - 1 / PLAUSIBLE_FACTOR)
 
 
@@ -149,7 +149,7 @@ def difference_between(a_ns: Sequence[float], b_ns: Sequence[float], noise_ns: f
 
 
 def runs_needed(difference: Difference, num_runs: int, limit_ns: float, questions: int = 1) -> int:
-    """Return the number of runs per side that is needed to distinguish a difference of `limit_ns` from none.
+    """Return the number of runs per side that is needed to distinguish a difference of `limit_ns` from zero.
 
     `num_runs`: number of runs on the smaller side. A result above `MOST_RUNS` means that the runs are too noisy.
     """

@@ -31,7 +31,7 @@ CONFIDENCE = 0.95
 _DRAWS = 2000
 ENOUGH_ROUNDS = 3
 _ENOUGH_FOR_RANKS = 10
-"""minimum number of rounds for a signed-rank interval; with fewer it is wider than Student's"""
+"""minimum number of rounds for a signed-rank interval; with fewer rounds, it is wider than Student's interval"""
 _VAGUE = 2.0
 """an interval is too wide to be useful if its upper end exceeds its lower end by more than this factor"""
 

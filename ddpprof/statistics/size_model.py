@@ -52,7 +52,7 @@ class Crossover:
     high: float | None
     """upper end of the interval; ``None`` if it is unbounded on this side"""
     slope_ratio: float | None
-    """larger slope divided by the smaller one; ``None`` if the latter is not positive"""
+    """larger slope divided by the smaller slope; ``None`` if the smaller slope is not positive"""
 
 
 def fit_size_model(sizes: Sequence[float], times_ns: Sequence[float]) -> SizeModel | None:

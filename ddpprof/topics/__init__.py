@@ -1,1 +1,1 @@
-"""Topics: each module measures one aspect of a job, and contains the rules and the texts for this aspect."""
+"""Topics. Each module measures one aspect of a job, and contains the rules and the text for this aspect."""

@@ -3,11 +3,11 @@
     A module accumulates gradients if two of its synchronized backward passes have no optimizer step between them, and
     the second pass adds to the gradients of the first. Only the all-reduce of the last pass is needed.
 
-The following does not count as accumulation: two backward passes of a GAN's discriminator with an optimizer step
-between them, and passes that an optimizer runs through its closure.
+These cases do not count as accumulation: two backward passes of a GAN's discriminator with an optimizer step between
+them, and passes that an optimizer runs by calling its closure.
 
-Gradients are discarded if they are set to ``None`` before an optimizer takes a step with them. This is typical of a
-GAN: the backward pass of the generator's loss also computes gradients of the discriminator, and vice versa.
+Gradients are discarded if they are set to ``None`` before an optimizer uses them. This is typical of a GAN: the
+backward pass of the generator's loss also computes gradients of the discriminator, and vice versa.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Accumulation:
     num_passes: int
     """number of synchronized backward passes in a step"""
     num_superfluous: int
-    """number of passes whose gradients the next pass adds to and all-reduces again"""
+    """number of passes whose all-reduce is not needed, because the next pass adds to their gradients"""
     num_steps: int
     """number of steps examined"""
 
@@ -51,9 +51,9 @@ def measure_accumulation(steps: Sequence[RecordedStep]) -> tuple[Accumulation, .
 
 
 def count_micro_steps(steps: Sequence[RecordedStep]) -> int:
-    """Return the number of batches whose gradients are accumulated per optimizer step; 1 if there is no accumulation.
+    """Return the number of batches accumulated per optimizer step; 1 if gradients are not accumulated.
 
-    The number includes forwards under ``no_sync`` and backward passes whose gradients the next pass adds to.
+    Counts forwards under ``no_sync``, and backward passes if the next pass adds to their gradients.
     """
     per_step = []
     for step in steps:
@@ -119,14 +119,15 @@ def _num_buckets(number: int) -> str:
 _MOST_NAMED = 3
 _FEW_PASSES = 3
 _MANY = 0.2
-"""minimum share of the passes whose gradients are discarded"""
+"""minimum share of passes with discarded gradients"""
 
 
 def gradients_discarded(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
-    """Report modules whose reduced gradients are often discarded, and used otherwise.
+    """Report modules whose reduced gradients are often discarded, but used in other passes.
 
-    Passes take at most the whole step, in proportion to the size of their gradients. If no pass counts as used, an
-    optimizer may work with copies of the parameters, as in some mixed-precision training.
+    The gain is an upper bound: the passes are assumed to take the whole step, in proportion to the size of their
+    gradients. Modules without a single used pass are not reported, because their optimizer may work with copies of the
+    parameters, as in some kinds of mixed-precision training.
     """
     often = [
         one
@@ -145,8 +146,8 @@ def gradients_discarded(modules: Sequence[DdpModule], view: View) -> Iterator[Fi
     yield Finding(
         "gradients-discarded",
         f"DDP reduces gradients of {names} that are then discarded",
-        f"{passes}; these gradients were set to None before an optimizer took a step with them, as in a GAN that "
-        "computes gradients of both networks in the step of one network",
+        f"{passes}; these gradients were set to None before an optimizer used them, as in a GAN that computes the "
+        "gradients of both networks but updates only one",
         "Do not compute gradients in these passes: run the module under torch.no_grad(), or detach its output. If "
         "gradients must reach its inputs, run its forward and the backward pass under `with ddp.no_sync():`, which "
         "does not reduce them.",

@@ -40,20 +40,20 @@ class AttemptSummary:
     restarts: int | None
     """number of restarts after a failure; restarts because nodes joined or left do not count"""
     after_first_ns: int | None
-    """time from the start of the first attempt to the start of this one"""
+    """time from the start of the first attempt to the start of this attempt"""
     world_size: int | None
     hosts: tuple[str, ...]
     num_steps: int
-    """number of recorded steps, including those with recording off"""
+    """number of steps in the record, including steps with recording off"""
     step_ns: Annotated[int | None, HOST]
     """median duration of steps of `step_mode`"""
     step_mode: StepMode | None
     ends: tuple[RankEnd, ...]
     changes: tuple[AttemptChange, ...]
     step_change: Shift | None
-    """change of the step time, ns; ``None`` if no earlier attempt has steps of the same mode"""
+    """change of the step time, in ns; ``None`` if no earlier attempt has steps of the same mode"""
     is_shown: bool
-    """True if the rest of the report is about this attempt"""
+    """True if the rest of the report describes this attempt"""
 
 
 def summarize_attempts(attempts: Sequence[Attempt], exits: Sequence[ProcessExit] = ()) -> tuple[AttemptSummary, ...]:
@@ -85,7 +85,7 @@ def _summarize(attempts: Sequence[Attempt], index: int, exits: Sequence[ProcessE
 
 
 def _step_times(attempt: Attempt, mode: StepMode) -> list[float]:
-    """Return the duration of each step recorded in this mode, ns, as the mean over ranks."""
+    """Return the duration in ns of each step that was recorded in this mode, averaged over the ranks."""
     found: dict[int, list[int]] = {}
     for record in attempt.records:
         for step in record.steps:
@@ -194,7 +194,7 @@ def _change_in_words(one: AttemptSummary) -> str:
 
 
 def how_it_ended(ends: Sequence[RankEnd]) -> str:
-    """Return how an attempt ended, cause first: ranks with their own error, killed ranks, ranks that lost a peer."""
+    """Describe how an attempt ended. Ranks that raised an error come first, followed by killed ranks."""
     if not ends:
         return "before any rank started recording"
     if all(end.ended == "finished" and not end.failed for end in ends):

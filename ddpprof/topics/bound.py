@@ -2,7 +2,7 @@
 
     waiting    more than half of the communication is waiting for late ranks
     latency    a step sends less than 1 MiB of gradients, so the number of messages matters, not their size
-    bandwidth  otherwise
+    bandwidth  all other cases
 
 The other topics recommend changes to DDP. This topic names the limit that remains if none of these changes helps much.
 """
@@ -36,7 +36,7 @@ class BoundBy(StrEnum):
 
 
 class WhatHelps(StrEnum):
-    """A change whose effect on the step time is predicted by a replay."""
+    """A change. A replay predicts its effect on the step time."""
 
     DOUBLE_BATCH = "double_batch"
     ACCUMULATION = "accumulation"
@@ -76,7 +76,7 @@ _MUCH = 0.1
 _MOSTLY = 0.5
 _LITTLE_BYTES = 1 << 20
 _OF_BYTES = (WhatHelps.COMPRESSION, WhatHelps.DOUBLE_LINK)
-"""changes that do not reduce latency; the replay cannot tell which part of a small bucket's time is latency"""
+"""changes that do not reduce latency; the replay does not know how much of a small bucket's time is latency"""
 
 
 def find_bound(report: ReportView, view: View) -> Bound | None:
@@ -121,7 +121,7 @@ def _bound_by(comm_ns: int, waiting_ns: int | None, num_bytes: int | None) -> Bo
 def _gradient_bytes(buckets: Sequence[BucketRow] | None, num_collectives: int) -> int | None:
     """Return the gradient bytes sent per step; ``None`` if a bucket size is unknown or no buckets are known.
 
-    Also returns ``None`` if a step has fewer collectives than buckets, which means that steps train different modules.
+    Also returns ``None`` if a step has fewer collectives than buckets, because the steps then train different modules.
     """
     if buckets is None or num_collectives < len(buckets):
         return None
@@ -130,7 +130,7 @@ def _gradient_bytes(buckets: Sequence[BucketRow] | None, num_collectives: int) -
 
 
 def _waiting_ns(across: AcrossRanks | None) -> int | None:
-    """Return the mean waiting time per rank and step, ns; ``None`` if collectives were not matched between ranks."""
+    """Return the mean waiting time per rank and step, in ns; ``None`` if collectives were not matched."""
     per_rank = [one.waiting_per_step_ns for one in across.waiting] if across is not None else []
     known = [waiting_ns for waiting_ns in per_rank if waiting_ns is not None]
     return round(fmean(known)) if known else None
@@ -197,9 +197,9 @@ def bound_remarks(report: ReportView) -> Iterable[str]:
 
 
 def bound_sentence(bound: Bound) -> str:
-    """Return a sentence that names the limit and the share of the step that is exposed communication."""
+    """Return a sentence that names the limit and the share of exposed communication in the step."""
     share = percent(bound.exposed_ns / bound.step_ns if bound.step_ns else None)
-    return f"{_BY[bound.by]}: {share} of it, {in_ms(bound.exposed_ns)}, is exposed communication."
+    return f"{_BY[bound.by]}: exposed communication takes {in_ms(bound.exposed_ns)}, {share} of the step."
 
 
 _BY = {

@@ -1,9 +1,9 @@
-"""Match the rows of different ranks that are the same collective.
+"""Match rows of different ranks that belong to the same collective.
 
 Rows of the same process group with the same sequence number form a *line*, which is a candidate for a match. Without
 sequence numbers, rows form a line if they have the same step number and the same position in the launch order of their
-step. A line is a match if kind and size agree. Point-to-point sends and receives, and rows with neither step nor
-sequence number, are left out.
+step. A line is a match if kind and size agree. Point-to-point sends and receives are excluded, as are rows that have
+neither a step number nor a sequence number.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ class RankCollectives:
     groups: tuple[ProcessGroup, ...]
     collectives: Collectives
     own_group: ProcessGroup = field(default_factory=ProcessGroup)
-    """group of rows without a group name, such as gloo's: the group in which the rank averages gradients, if known"""
+    """group of the rows that have no group name, as with gloo: the group in which the rank averages
+    gradients, if known"""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Candidates of one process group: n lines, with one column per rank. All or none of them have sequence numbers."""
+    """Candidates of one process group: n lines, with one column per rank. Either all or none have sequence numbers."""
 
     group: ProcessGroup
     """a group without name, size and ranks stands for rows without a group"""
@@ -57,7 +58,7 @@ class Candidates:
     step: Int64Column
     """[n]: index into the steps returned by `line_up`, on the lowest rank that has the row, or `NO_STEP`"""
     repeated: tuple[tuple[int, int], ...]
-    """(rank, sequence number) pairs that occur in several rows; these rows are in no line"""
+    """(rank, sequence number) pairs that occur in several rows; such rows belong to no line"""
 
 
 def rank_collectives(rank: Rank) -> RankCollectives | None:
@@ -178,7 +179,7 @@ def common_groups(ranks: Sequence[RankCollectives]) -> tuple[list[ProcessGroup],
 
 
 def contradictions(ranks: Sequence[RankCollectives]) -> list[tuple[int, ProcessGroup]]:
-    """Return (rank, group) pairs in which the rank has collectives of a group whose list of ranks does not name it."""
+    """Return (rank, group) pairs where the rank calls the group's collectives but is not in its list of ranks."""
     return [
         (rank.rank, group)
         for rank in ranks
@@ -218,7 +219,7 @@ class MatchedCollectives:
     step: Int64Column
     """[n]: step number on the lowest rank that has the row, or `UNKNOWN`"""
     mismatches: tuple[str, ...]
-    """notes for the report about differences between ranks"""
+    """notes about differences between ranks, for the report"""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -260,7 +261,7 @@ def match_collectives(ranks: Sequence[RankCollectives]) -> MatchedCollectives:
 
 
 def _is_same(lines: Candidates) -> NDArray[np.bool_]:
-    """Return a boolean array of shape (n,): True for each line whose rows are the same collective."""
+    """Return a boolean array of shape (n,): True for each line whose rows belong to the same collective."""
     known = lines.rows != UNKNOWN
     same: NDArray[np.bool_]
     if lines.by_sequence:
@@ -293,14 +294,13 @@ def describe_mismatches(lines: Candidates, step_numbers: Sequence[int]) -> list[
 
 
 def describe_contradictions(found: Sequence[tuple[int, ProcessGroup]]) -> list[str]:
-    """Return a sentence for each group whose list of ranks does not name all ranks that call its collectives."""
+    """Return a sentence for each group whose list of ranks lacks a rank that calls its collectives."""
     ranks: dict[ProcessGroup, list[int]] = {}
     for rank, group in found:
         ranks.setdefault(group, []).append(rank)
     return [
         f"{'a process group' if group.name is None else f'process group {group.name}'} lists "
-        f"{_ranks(group.ranks or ())} but not {_ranks(members)}, which take part in its collectives, so the list is "
-        "not used"
+        f"{_ranks(group.ranks or ())}, but {_ranks(members)} also called its collectives, so the list is not used"
         for group, members in ranks.items()
     ]
 
@@ -341,7 +341,7 @@ def _by_sequence(lines: Candidates) -> list[tuple[int, str]]:
     if len(lacking):
         row = lines.rows[lacking[0]]
         absent = [rank for rank, index in zip(lines.ranks, row.tolist(), strict=True) if index == UNKNOWN]
-        text = f"missing in the trace of {_ranks(absent)}{_and_more(len(lacking), 'collective')}"
+        text = f"missing from the trace of {_ranks(absent)}{_and_more(len(lacking), 'collective')}"
         told.append((int(lacking[0]), text))
     return told
 
@@ -358,7 +358,7 @@ def _what_differs(lines: Candidates, line: int) -> str:
 
 
 def _odd_ones(ranks: Sequence[int], said: Sequence[str]) -> str:
-    """Return a clause with an unusual value and its ranks, and the most common value and its ranks."""
+    """Return a clause that names an unusual value and its ranks, and the most common value and its ranks."""
     usual = Counter(said).most_common(1)[0][0]
     other = next(text for text in said if text != usual)
 

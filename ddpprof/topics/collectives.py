@@ -78,7 +78,7 @@ def summarize_collectives(
 ) -> tuple[CollectiveSummary, ...]:
     """Summarize collectives, ordered by kind, process group and size.
 
-    `sizes`: bytes by rank and row, for rows whose size the trace lacks.
+    `sizes`: bytes by rank and row, for rows without a size in the trace.
     """
     if not ranks:
         return ()
@@ -119,7 +119,7 @@ def sizes_of_rows(
 ) -> list[Int64Column]:
     """Return the sizes of each rank's rows, in rank order: from the trace, from `given`, or from another rank.
 
-    If ranks have different sizes, as in an all-to-all, all of them get the largest size.
+    If the sizes differ between ranks, as in an all-to-all, the largest size is used for all of them.
     """
     sized = []
     for rank in ranks:
@@ -205,7 +205,7 @@ class LinkSpeed:
     """CPU time of one rank, median over ranks"""
     bus_factor: float | None
     two_at_once: float | None
-    """time for two concurrent collectives / time for one; ``None`` if not measured"""
+    """time of two concurrent collectives divided by the time of one; ``None`` if not measured"""
 
     @property
     def algbw_bytes_per_s(self) -> float:

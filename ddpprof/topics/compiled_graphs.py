@@ -1,4 +1,4 @@
-"""Detect models compiled with torch.compile whose graphs keep communication from overlapping with backward.
+"""Detect compiled models in which the graphs of torch.compile keep communication from overlapping with backward.
 
     group     gradients that become ready together, because one compiled graph computes them
     waits     last gradient of a bucket - last gradient of the bucket's earlier groups
@@ -38,10 +38,10 @@ from ddpprof.topics.buckets.steps import pass_fits
 _GAP = 0.05
 """minimum gap between two groups, as a share of the time until the last gradient; used if `num_graphs` is unknown"""
 _TOGETHER = 0.25
-"""maximum total duration of the groups, as a share of the time until the last gradient; above it, parts of the model
-are not compiled"""
+"""maximum total duration of the groups, as a share of the time until the last gradient; a longer total means that
+parts of the model are not compiled"""
 _EARLY = 0.2
-"""minimum share of a bucket's bytes in earlier graphs for the bucket to be reported as waiting"""
+"""a bucket is reported as waiting if at least this share of its bytes comes from earlier graphs"""
 _WANTED_GRAPHS = 8
 """recommended number of graphs"""
 _LARGE = 0.3
@@ -51,7 +51,7 @@ _MOST_SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class BucketWait:
-    """A bucket whose gradients come from several compiled graphs."""
+    """A bucket with gradients from several compiled graphs."""
 
     bucket: int
     waits_ns: int
@@ -77,13 +77,13 @@ class CompiledGraphs:
     groups_ns: tuple[int, ...] = ()
     """time at which the last gradient of each group is ready; empty if gradients do not become ready in groups"""
     waits: tuple[BucketWait, ...] = ()
-    """buckets whose gradients come from several groups, in launch order"""
+    """buckets with gradients from several groups, in launch order"""
 
     @property
     def waiting(self) -> BucketWait | None:
         """The first bucket with a large share of bytes that wait for another graph.
 
-        Buckets that wait less than half as long as the bucket that waits longest are ignored.
+        Buckets that wait less than half of the longest wait are ignored.
         """
         late = [one for one in self.waits if one.early_bytes >= _EARLY * one.num_bytes]
         longest_ns = max((one.waits_ns for one in late), default=0)
@@ -110,7 +110,7 @@ def measure_compiled_graphs(record: Record, modules: Sequence[DdpModule]) -> Com
 
 
 def _ready_ns(record: Record, modules: Sequence[DdpModule]) -> list[int] | None:
-    """Return the time at which each gradient is ready, ns since the forward; ``None`` if unknown (Python reducer)."""
+    """Return when each gradient is ready, in ns since the forward; ``None`` if unknown, as with the Python reducer."""
     passes = [one for step in record.training_steps for one in step.passes if pass_fits(modules, one)]
     times = [
         [ready - one.origin_ns for one in passes if (ready := one.ready_ns[index]) is not None]
@@ -149,7 +149,7 @@ def _waits(module: DdpModule, ready_ns: Sequence[int], groups: Sequence[Sequence
 
 
 def compiles_nothing(found: CompiledGraphs, _view: View) -> Iterator[Finding]:
-    """Report torch.compile around DDP that compiles no part of the model."""
+    """Report that torch.compile is applied to the DDP module, but compiles no part of the model."""
     if found.num_graphs != 0 or found.order != CompileOrder.DDP_FIRST:
         return
     change = compilation_change(compile_order=CompileOrder.MODEL_FIRST)
@@ -166,7 +166,7 @@ def compiles_nothing(found: CompiledGraphs, _view: View) -> Iterator[Finding]:
 
 
 def one_graph(found: CompiledGraphs, view: View) -> Iterator[Finding]:
-    """Report a model that is compiled as one graph: no communication then overlaps with its backward pass."""
+    """Report a model that is compiled as one graph, so that no communication overlaps with its backward pass."""
     if len(found.groups_ns) != 1 or not view.worth(view.exposed_ns):
         return
     is_cut = found.optimize_ddp == OptimizeDdp.DDP_OPTIMIZER
@@ -203,7 +203,7 @@ def bucket_of_several_graphs(found: CompiledGraphs, view: View) -> Iterator[Find
         f"The compiled model is split into {graphs} graphs; bucket {wait.bucket} waits {in_ms(wait.waits_ns)} for a "
         "gradient of the next graph",
         f"gradients become ready in {graphs} groups, one per graph; {size(wait.early_bytes)} of the "
-        f"{size(wait.num_bytes)} in bucket {wait.bucket} are ready after the previous graph. {_WHY}",
+        f"{size(wait.num_bytes)} in bucket {wait.bucket} are ready as soon as the previous graph has ended. {_WHY}",
         f"Let buckets end where graphs end: {change.code}. {_compare(view)}",
         gain_ns,
         predicted=predicted,
@@ -268,7 +268,7 @@ def _small_cap(module: DdpModule) -> int:
 
 
 def _cut(view: View) -> Change:
-    """Return the change that splits the model at its buckets, and makes these smaller if one has most gradients."""
+    """Return the change that splits the model where buckets end, and shrinks the buckets if one has most gradients."""
     cut, smaller = compilation_change(optimize_ddp=OptimizeDdp.DDP_OPTIMIZER), _smaller_graphs(view)
     sizes = [row.num_bytes or 0 for row in view[BUCKETS] or ()]
     if smaller is None or max(sizes, default=0) <= _LARGE * sum(sizes):

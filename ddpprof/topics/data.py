@@ -5,9 +5,9 @@ Each rank records digests of some samples in the batches from its DataLoader. Tw
     same batches   all ranks have the same batch at every position that all of them recorded
     same samples   within one pass over the loader, a rank has samples that another rank also has
 
-Different digests do not prove that samples differ, because random augmentation changes a sample each time. Ranks may
-share samples on purpose if all batches are the same, or if one rank gets a sample twice in a pass. In these cases,
-nothing is reported.
+Different digests do not prove that samples differ, because random augmentation changes a sample each time. Shared
+samples may be intended if all batches of a rank are the same, or if a rank gets a sample twice in one pass. In these
+cases, nothing is reported.
 
 Each rank also records a digest of the state of each random generator at the beginning of its recorded steps. Ranks draw
 the same numbers if their digests are equal in every step. A generator was used in every step if all its digests differ.
@@ -31,10 +31,10 @@ _FEWEST_SAMPLES = 8
 """minimum number of distinct samples"""
 _FEWEST_SHARED = 16
 _SHARED = 0.25
-"""minimum share of a rank's samples that other ranks also get for the data to count as not sharded"""
+"""the data counts as not sharded if other ranks also get at least this share of a rank's samples"""
 
 _MOST_OF_A_SHARD = 0.75
-"""maximum share of the dataset that a rank gets if the dataset is sharded"""
+"""the dataset counts as sharded if a rank gets less than this share of it"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class SameSamples:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether a DistributedSampler shards the dataset, so that the ranks draw equal samples at random."""
+        """Whether a DistributedSampler shards the dataset. If so, equal samples come from equal random numbers."""
         one = self.loader
         num_samples = (one.batches_per_pass or 0) * (one.batch_size or 0)
         return one.sampler == "DistributedSampler" and 0 < num_samples < _MOST_OF_A_SHARD * (one.dataset_size or 0)
@@ -143,7 +143,7 @@ def _data_loading(view: View) -> DataLoading:
 
 
 def training_loaders(of_ranks: Iterable[Sequence[Loader]]) -> Iterator[Loader]:
-    """Yield the loaders whose batches are used for training, among the loaders of each rank."""
+    """Yield the loaders that provide training batches, among the loaders of each rank."""
     return (loader for loaders in of_ranks for loader in loaders if loader.feeds_training)
 
 
@@ -183,14 +183,14 @@ def same_samples(data: DataLoading, view: View) -> Iterator[Finding]:
 
 
 _SEED_RANKS = (
-    "The DistributedSampler shards the dataset, but the samples are equal nevertheless. If the dataset draws them at "
-    "random, seed torch, NumPy and random differently on each rank once the model is built: torch.manual_seed(seed + "
-    "dist.get_rank())."
+    "The DistributedSampler shards the dataset, but the ranks still get the same samples. If the dataset generates "
+    "samples at random, give torch, NumPy and random a different seed on each rank after building the model: "
+    "torch.manual_seed(seed + dist.get_rank())."
 )
 
 
 def same_worker_seeds(data: DataLoading, view: View) -> Iterator[Finding]:
-    """Report a loader that passes the same seeds to its workers on all ranks, if the workers draw random numbers."""
+    """Report a loader that gives its workers the same seeds on all ranks, if the workers draw random numbers."""
     loader = data.same_worker_seeds
     if loader is None or (view.world_size or 1) < 2 or not view.is_one_group:
         return
@@ -227,7 +227,7 @@ def _seed_workers(framework: str | None, num_workers: int) -> str:
 
 
 def epoch_never_set(data: DataLoading, view: View) -> Iterator[Finding]:
-    """Report a DistributedSampler whose ``set_epoch`` is never called, which gives every epoch the same order."""
+    """Report a DistributedSampler whose ``set_epoch`` is never called, so that every epoch has the same order."""
     for loader in training_loaders(data.loaders.values()):
         epochs = loader.epochs_set
         if loader.set_epoch_called or not loader.shuffles or epochs is None:
@@ -267,7 +267,7 @@ def idle_for_data(data: DataLoading, view: View) -> Iterator[Finding]:
 
 
 def _gain_ns(data_ns: int, step_ns: int, loader: Loader | None, change: Change | None) -> int:
-    """Return the maximum gain from the advised number of workers, ns per step.
+    """Return an upper bound of the gain from the advised number of workers, in ns per step.
 
     With that many workers, a step takes the longer of training and loading. The time to load a batch is `data_ns`
     without workers; with workers that cannot keep up, it is `step_ns` times the number of workers.
@@ -318,7 +318,7 @@ DATA: Topic[None, DataLoading] = Topic(
 
 
 _FEWEST_STEPS = 4
-"""minimum number of steps; an evaluation, for example, may draw numbers in one or two of them"""
+"""minimum number of steps: in one or two steps, an evaluation may have drawn the numbers"""
 
 GeneratorStates = Mapping[str, Mapping[int, int]]
 """type of a generator's device → step number → digest of the generator's state at the start of the step"""
@@ -358,7 +358,7 @@ def find_same_random_numbers(states: Mapping[int, GeneratorStates]) -> SameRando
 
 
 def _num_steps_alike(states: Sequence[Mapping[int, int]]) -> int:
-    """Return the number of common steps if the states are equal on all ranks in each of them; otherwise 0."""
+    """Return the number of common steps if the states are equal on all ranks in every common step; otherwise 0."""
     first, *others = states
     steps = sorted(set(first).intersection(*others))
     if len(steps) < _FEWEST_STEPS or len({first[step] for step in steps}) < len(steps):
@@ -423,7 +423,7 @@ class RankInputs:
 def unevenness(ranks: Sequence[RankInputs]) -> float | None:
     """Return how much the largest input of a step exceeds the mean input of the ranks, as a fraction of the mean.
 
-    This is the mean over the steps that were recorded on all ranks; ``None`` if there are none, or only one rank.
+    The result is the mean over the steps that all ranks recorded; ``None`` if there is no such step, or only one rank.
     """
     common = set.intersection(*({step for step, numel in one.numel_of_step.items() if numel} for one in ranks))
     if len(ranks) < 2 or not common:
@@ -439,4 +439,4 @@ def _inputs_of_rank(rank: Rank, _steps: Sequence[int], _modules: Sequence[DdpMod
 INPUT_SIZES: Topic[RankInputs, float] = Topic(
     "input_sizes", of_rank=_inputs_of_rank, rank_type=RankInputs, of_ranks=unevenness
 )
-"""how uneven the sizes of the ranks' inputs are"""
+"""unevenness of the input sizes across ranks"""

@@ -1,11 +1,11 @@
-r"""Measure how long each of several devices of a process works per step, and the transfers of ``nn.DataParallel``.
+r"""Measure how long each device of a process with several devices works per step, and ``nn.DataParallel``'s transfers.
 
     replicate   copies the parameters to every device, in each forward
     scatter     splits the batch among the devices; in the backward pass, the gradients of the output
     gather      copies the output to one device
     reduce      sums the gradients of all devices on the first device
 
-The time of a phase is the length of the union, over all devices, of the communication and copies that it launched.
+The time of a phase is the union of all communication and copies that the phase launched, on all devices.
 
     exposed = |transfers of all phases \ compute on any device|
 """
@@ -51,7 +51,7 @@ def _devices(trace: Trace) -> list[int]:
 
 
 def _distinct(column: Int32Column) -> list[int]:
-    """Return the distinct values, without sorting if there is only one, which is the usual case."""
+    """Return the distinct values. The usual case, a single value, needs no sorting."""
     found: list[int] = (column[:1] if (column == column[:1]).all() else np.unique(column)).tolist()
     return found
 
@@ -79,7 +79,7 @@ def median_load(steps: Sequence[Sequence[DeviceLoad]]) -> tuple[DeviceLoad, ...]
 
 
 def imbalance_ns(loads: Sequence[DeviceLoad]) -> int:
-    """Return how much longer the busiest device computes than the average device, in ns."""
+    """Return how much more time, in ns, the busiest device spends on computation than the average device."""
     compute = [load.compute_ns for load in loads]
     return round(max(compute) - mean(compute)) if compute else 0
 
@@ -89,7 +89,7 @@ _MUCH = 0.1
 
 
 def device_imbalance(loads: Sequence[DeviceLoad], view: View) -> Iterator[Finding]:
-    """Report a device that computes longer than the process's other devices."""
+    """Report a device that spends more time on computation than the other devices of its process."""
     surplus = imbalance_ns(loads)
     if not loads or not view.step_ns or surplus < _MUCH * view.step_ns:
         return
@@ -179,7 +179,7 @@ def median_data_parallel(steps: Sequence[DataParallelStep | None]) -> DataParall
 
 
 def data_parallel(found: DataParallelReport, view: View) -> Iterator[Finding]:
-    """Report ``nn.DataParallel`` used instead of DDP."""
+    """Report a script that uses ``nn.DataParallel`` instead of DDP."""
     step, loads = found.step, view[DEVICES] or ()
     of_modules = [len(module.device_ids) for module in found.modules]
     devices = len(loads) or max(of_modules, default=0)
@@ -192,7 +192,7 @@ def data_parallel(found: DataParallelReport, view: View) -> Iterator[Finding]:
     if step is not None:
         evidence += (
             f"; per step it copies parameters ({in_ms(step.replicate_ns)}) and batches ({in_ms(step.scatter_ns)}) to "
-            f"them, and outputs ({in_ms(step.gather_ns)}) and gradients ({in_ms(step.reduce_ns)}) back; "
+            f"the devices, and outputs ({in_ms(step.gather_ns)}) and gradients ({in_ms(step.reduce_ns)}) back; "
             f"{in_ms(step.exposed_ns)} of this time is exposed"
         )
         gain = step.exposed_ns + imbalance_ns(loads)
@@ -216,8 +216,8 @@ def _on_one_device(devices: int) -> Finding:
     where = "no accelerator" if devices == 0 else "a single device"
     return Finding(
         "data-parallel-on-one-device",
-        f"nn.DataParallel has {where} to use",
-        "with a single device, DataParallel only calls the wrapped module",
+        f"nn.DataParallel has {where} to run on",
+        "without several devices, DataParallel only calls the wrapped module",
         "Use the module itself, or DistributedDataParallel for several devices or processes.",
         None,
         numbers=only_known(num_devices=devices),
@@ -239,8 +239,8 @@ def data_parallel_table(found: DataParallelReport, _report: ReportView) -> Itera
         tuple(map(Column, ("forwards", "replicate", "scatter", "gather", "reduce", "exposed"))),
         ((str(step.num_forwards), *map(ms, values)),),
         "replicate: copies parameters to every device; scatter: splits the batch, and the gradients of the output, "
-        "across devices; gather: collects the output on one device; reduce: sums gradients; exposed: time in which no "
-        "device computes",
+        "across devices; gather: collects the output on one device; reduce: sums gradients; exposed: part of this "
+        "time in which no device computes",
     )
 
 

@@ -108,7 +108,7 @@ def shortened(error: str) -> str:
 
 
 def advice_on_error(said: str) -> str | None:
-    """Return advice on the error message with which a rank ended; ``None`` if there is none."""
+    """Return advice on a rank's last error message; ``None`` if there is no advice for it."""
     if refusal_of_shared_gpu(said) is not None:
         return _SHARED_GPU
     advice = next((advice for pattern, advice in _ADVICE.items() if re.search(pattern, said)), None)
@@ -116,19 +116,19 @@ def advice_on_error(said: str) -> str | None:
 
 
 _BY_A_SHELL = 128
-"""a shell's exit code for a command that a signal ended is this number plus the signal's number"""
+"""if a signal ends a command, the shell's exit code is this number plus the number of the signal"""
 _KILLED_WORKER = re.compile(r"DataLoader worker .* is killed by signal: Killed")
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
-"""signals that end a process because of a fault in its own code"""
+"""signals that a process receives because of a fault in its own code"""
 _LIMITS = {
     signal.SIGXCPU: "It reached its CPU time limit (see ulimit -t).",
     signal.SIGXFSZ: "It reached its file size limit (see ulimit -f).",
     signal.SIGHUP: "Its terminal or its connection was closed: start the job with nohup, or in tmux.",
 }
 """signal → sentence on its cause"""
-NOT_KNOWN = "The out-of-memory killer may have ended the process: check the host's log (dmesg)."
+NOT_KNOWN = "The out-of-memory killer may have killed the process: check the host's log (dmesg)."
 _NOT_BY_THE_KERNEL = (
-    "The kernel's out-of-memory killer ended no process on that host during that time. Something else sent the "
+    "The kernel's out-of-memory killer did not kill any process on that host at that time. Something else sent the "
     "signal: a scheduler (which may limit memory and time as well), systemd-oomd, or a person."
 )
 
@@ -146,7 +146,7 @@ def killer_sentence(said: str | None, exit_code: int | None, num_oom_kills: int 
     if num_oom_kills and (was_killed or (said is None and exit_code is None)):
         processes = "a process" if num_oom_kills == 1 else f"{num_oom_kills} processes"
         return (
-            f"The kernel's out-of-memory killer ended {processes} on that host, so memory was probably full. If so, "
+            f"The kernel's out-of-memory killer killed {processes} on that host, so memory was probably full. If so, "
             "use a smaller batch or fewer DataLoader workers, or give the job more memory."
         )
     if not was_killed:
@@ -161,5 +161,5 @@ def signal_name(number: int) -> str:
 
 
 def is_of_worker(said: str) -> bool:
-    """Return True if a rank ended because a worker of its `DataLoader` was killed."""
+    """Return True if a rank failed because a worker of its `DataLoader` was killed."""
     return _KILLED_WORKER.search(said) is not None

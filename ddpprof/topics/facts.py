@@ -17,14 +17,14 @@ from ddpprof.topics.replicas import is_always_reduced
 
 @dataclass(frozen=True, slots=True)
 class RecordSummary:
-    """Summary of a rank's record. Times are medians, ns per step."""
+    """Summary of a rank's record. Times are medians, in ns per step."""
 
     facts: Record
     """the record without steps and other large fields"""
     data_ns: int | None
     buffer_sync_ns: int | None
     num_micro_steps: int
-    """number of batches whose gradients are accumulated per step"""
+    """number of batches accumulated per step"""
     evaluated_steps: tuple[int, ...]
     """numbers of the steps in which the DDP module was also called without gradients"""
 

@@ -46,7 +46,7 @@ class RankEnd:
     num_steps: int | None = None
     """number of finished steps"""
     unix_ns: int | None = None
-    """time at which it ended; if not recorded, when its end was noticed, or else the end of its last step"""
+    """time of the rank's end; if not recorded, the time at which its end was noticed, or the end of its last step"""
     exit_code: int | None = None
     """exit code as seen by its parent; if negative, the signal that ended it"""
     pid: int | None = None
@@ -61,9 +61,9 @@ class RankEnd:
     parameters: tuple[str, ...] = ()
     """parameters named in DDP's error, if known"""
     in_checkpoint: bool = False
-    """whether the error was raised in the backward pass of a checkpoint with ``use_reentrant=True``"""
+    """True if the error was raised in the backward pass of a checkpoint with ``use_reentrant=True``"""
     searches: bool = False
-    """whether DDP was constructed with ``find_unused_parameters=True``"""
+    """True if DDP was constructed with ``find_unused_parameters=True``"""
 
     @property
     def error(self) -> str | None:
@@ -84,7 +84,7 @@ class RankEnd:
 
     @property
     def lost_a_connection(self) -> bool:
-        """Whether the rank's error says that another rank's process was gone."""
+        """Whether the rank's error says that its connection to another rank was lost."""
         return self.ended is not None and _OF_A_LOST_CONNECTION.search(self.ended) is not None
 
     @property
@@ -162,7 +162,7 @@ def find_failure(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> Failu
 
 
 def _is_of(one: ProcessExit, end: RankEnd) -> bool:
-    """Return whether the exit belongs to the rank's process, and not to that rank's process in an earlier attempt.
+    """Return whether the exit belongs to the rank's process in this attempt, rather than in an earlier attempt.
 
     If only the rank is known, the process must have exited no earlier than the recorded end or last step of the rank.
     """
@@ -204,7 +204,7 @@ def _when(end: RankEnd) -> int:
 
 
 _MOST_LISTED = 8
-"""maximum number of ranks, and of parameters, in a sentence"""
+"""maximum number of ranks or parameters that a sentence names"""
 
 
 def failure_lines(failure: Failure, report: ReportView) -> Iterable[Section]:
@@ -239,7 +239,7 @@ def _sentences(failure: Failure, found: Set[str]) -> Iterator[str]:
     if killer is not None:
         yield killer
     elif first is not None and first.ended is None and first.exit_code is None:
-        yield f"It may have been killed.{f' {NOT_KNOWN}' if first.num_oom_kills is None else ''}"
+        yield f"Rank {first.rank} may have been killed.{f' {NOT_KNOWN}' if first.num_oom_kills is None else ''}"
     lost, silent = [end for end in rest if end.failed], [end for end in rest if not end.failed]
     then = "then " if failure.first is not None else "also "
     for end in lost[:_MOST_LISTED]:
@@ -280,7 +280,7 @@ def _advice(end: RankEnd) -> str | None:
 
 
 def _advice_on_ddp_error(end: RankEnd) -> str | None:
-    """Return a sentence with the parameters in the error message, and what to change; ``None`` without parameters."""
+    """Return advice on the parameters that the error message names; ``None`` if it names no parameters."""
     said = end.error or ""
     if not end.parameters:
         return None
@@ -324,7 +324,7 @@ def _cause_of_second_gradient(end: RankEnd) -> str:
 
 
 def _may_be_of_gloo(end: RankEnd) -> bool:
-    """Return whether gloo may have aborted the process, that is, whether it ended with SIGABRT in a collective."""
+    """Return whether gloo may have aborted the process, which then ended with SIGABRT during a collective."""
     return end.exit_code == -signal.SIGABRT and backend_of(end.backend).aborts and end.collective is not None
 
 
@@ -347,7 +347,7 @@ def _how(end: RankEnd) -> str:
     if code == -signal.SIGKILL:
         return f"was killed by SIGKILL{_after(end)}"
     if code < 0:
-        died = f"died of {signal_name(-code)}"
+        died = f"died with {signal_name(-code)}"
         return f"finished its script{_after(end)}, and then {died}" if end.died_at_exit else f"{died}{_after(end)}"
     if code > 0:
         return f"ended with exit code {code}{_after(end)}, without a message"

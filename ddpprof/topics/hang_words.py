@@ -33,12 +33,12 @@ _WHAT = {
     Fault.TRACED: "rank {rank} is stopped in a debugger",
     Fault.INTERPRETER_HELD: "rank {rank} runs code that holds Python's global interpreter lock",
     Fault.LINK: "all ranks wait at the same place, and no data arrives",
-    Fault.UNKNOWN: "the cause is unknown: no rank's pulse shows it",
+    Fault.UNKNOWN: "the cause is unknown: the data recorded by the ranks does not show it",
 }
 _WHAT_BY_HINT = {
     Hint.LEFT_LOOP: "rank {rank} has left the training loop",
     Hint.FROZEN: "rank {rank} is stopped",
-    Hint.OF_PEERS: "rank {rank} is waiting for a message that no rank sends or receives",
+    Hint.OF_PEERS: "rank {rank} is waiting in a send or receive that no other rank matches",
     Hint.OTHER_ORDER: "the ranks call collectives of several process groups in different orders",
     Hint.WAITS_OUTSIDE: "rank {rank} is still running the script's own code",
     Hint.EXTRA_PASS: "rank {rank} has run more backward passes than the other ranks",
@@ -48,7 +48,7 @@ _WHAT_BY_HINT = {
     Hint.CRASHED_AT_EXIT: "rank {rank} finished its script, and then died",
     Hint.TIMED_OUT: "rank {rank} did not take part in any collective before the other ranks' collectives timed out",
 }
-"""what happened, for hints whose text differs from that of their fault"""
+"""what happened, for hints that need a different text from their fault"""
 _WHAT_OF_ALL = {
     Fault.STOPPED: "all ranks are stopped",
     Fault.TRACED: "all ranks are stopped in a debugger",
@@ -116,7 +116,7 @@ _DO_BY_HINT = {
     Hint.SKIPPED_COLLECTIVE: f"Every rank must call that collective, as in earlier steps: {_WHERE_LEFT_OUT}",
     Hint.OTHER_AMOUNT: SAME_COLLECTIVES,
     Hint.TIMED_OUT: """
-        Find out what that rank was doing until its launcher ended it. If that work can take so long, pass a longer
+        Find out what that rank was doing until its launcher ended it. If this work needs that much time, pass a longer
         timeout to init_process_group() or new_group().""",
     Hint.DIFFERENT_ROOTS: """
         Pass the same dst or src, and the same group, on every rank: look for an argument that depends on the rank.""",
@@ -146,11 +146,11 @@ _DO_BY_HINT = {
         Its launcher recorded that other ranks failed, but not that this rank failed: look for os._exit(0), and for code
         that ends the process without an error.""",
     Hint.UNSEEN_END: """
-        It is unknown how the process of that rank ended, and the process left no message. Look for os._exit(), for a
-        signal that was sent to the process (dmesg shows kills by the out-of-memory killer), and at the output of its
-        launcher.""",
+        The process of that rank left no message, so it is unknown why the process ended. Look for os._exit() in the
+        script, for a signal that was sent to the process (dmesg shows kills by the out-of-memory killer), and for
+        messages in the output of the launcher.""",
 }
-"""what to do, for hints whose advice differs from that of their fault"""
+"""what to do, for hints that need different advice from their fault"""
 
 
 def verdict_lines(verdict: Verdict, *, is_over: bool = False) -> list[str]:
@@ -163,7 +163,7 @@ def verdict_lines(verdict: Verdict, *, is_over: bool = False) -> list[str]:
 
 
 def standstill_line(found: Standstill) -> str:
-    """Return a line that says why a job that makes no progress is not, or not yet, reported as a hang."""
+    """Return a line that says why a job without progress is not reported as a hang, or not yet."""
     if found.waits_for is None or found.rank is None:
         return (
             f"step {found.step or 0:,} takes longer than usual, but the job is busy (saving, evaluating or computing), "
@@ -212,7 +212,7 @@ def verdict_in_short(verdict: Verdict, *, is_over: bool) -> str:
     at = f" at step {verdict.step:,}" if verdict.step is not None else ""
     begin = "The job failed" if verdict.has_failed else "The job hangs"
     if is_over and not verdict.has_failed:
-        begin, at = f"The job hung{at}", ". ddpprof found at that time"
+        begin, at = f"The job hung{at}", ". Diagnosis at that time"
     return f"{begin}{at}: {what}{'' if what.endswith('…') else '.'}"
 
 
@@ -238,7 +238,7 @@ def _how_it_died(verdict: Verdict) -> str:
         return f": {clean(shortened(verdict.detail), most=300).rstrip('.: ')}"
     code = verdict.exit_code
     if code is not None and code < 0:
-        return f" of {signal_name(-code)}"
+        return f" with {signal_name(-code)}"
     return f" with exit code {code}" if code is not None else " without a message"
 
 
@@ -264,9 +264,10 @@ def _waiting(verdict: Verdict, *, is_over: bool) -> Iterator[str]:
         have = "had" if is_over else "has" if len(verdict.waiting) == 1 else "have"
         yield f"{who} {have} waited{since}{at}."
     if verdict.parameters:
-        bucket = f"bucket {verdict.bucket} of {clean(verdict.module or '?')}: " if verdict.bucket is not None else ""
-        missing = "Without a gradient: " if verdict.has_failed else f"They wait{'ed' if is_over else ''} for "
-        yield f"{missing}{bucket}{listed([*map(clean, verdict.parameters)], _MOST_NAMES)}."
+        bucket = f" in bucket {verdict.bucket} of {clean(verdict.module or '?')}" if verdict.bucket is not None else ""
+        wait = f"They wait{'ed' if is_over else ''} for gradients"
+        missing = "Parameters without a gradient" if verdict.has_failed else wait
+        yield f"{missing}{bucket}: {listed([*map(clean, verdict.parameters)], _MOST_NAMES)}."
 
 
 def _advice(verdict: Verdict) -> str | None:

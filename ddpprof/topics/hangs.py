@@ -27,9 +27,9 @@ class Passes(NamedTuple):
     num_backward: int
     """number of synchronized backward passes that the rank has begun"""
     has_finished: bool
-    """whether the rank's training ended without an error"""
+    """True if the rank's training ended without an error"""
     num_unpaired: int = 0
-    """number of forwards without a backward pass, in addition to those that every step has"""
+    """number of forwards without a backward pass, not counting forwards that lack one in every step"""
     first_unpaired_step: int | None = None
     """number of the first step with such a forward"""
 
@@ -61,7 +61,7 @@ _LONG_S = 2 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class HangRisks:
-    """What may make the job hang."""
+    """Conditions that may make the job hang."""
 
     skipped: SkippedPass | None = None
     """the rank that skipped a backward pass, if there is one"""

@@ -4,9 +4,9 @@
               = collectives + copies + other work + waiting for ranks + nothing announced
     trailing  = part of the reduction after rank 0 has announced its last gradient, that is, after its backward pass
 
-Each term of the sum excludes time that belongs to an earlier term. Waiting for ranks is negotiation during which
-Horovod processes no tensor. Negotiation ends with a cycle, so it takes up to `HOROVOD_CYCLE_TIME` even if all ranks are
-ready. A timeline has no computation, so overlap is unknown.
+Each term of the sum excludes the time that an earlier term already includes. Waiting for ranks is negotiation during
+which Horovod processes no tensor. Negotiation ends with a cycle, so it takes up to `HOROVOD_CYCLE_TIME` even if all
+ranks are ready. A timeline has no computation, so overlap is unknown.
 
 Rank 0 learns about other ranks once per cycle, so ranks that it learns about in the same cycle count as simultaneous.
 The timeline lacks this information for tensors in Horovod's response cache.
@@ -75,8 +75,8 @@ class HorovodSummary:
     """median time from one cycle to the next; ``None`` if cycles are not marked"""
     steps: tuple[HorovodStep, ...]
     num_last: Mapping[int, int] = field(default_factory=dict)
-    """rank → number of tensors that it announced in a later cycle than all other ranks; without the first step, in
-    which ranks are late because they started late"""
+    """rank → number of tensors that it announced in a later cycle than all other ranks. The first step is excluded,
+    because ranks may only be late because they started late"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class StepOps:
 
 
 def find_horovod_steps(timeline: HorovodTimeline) -> list[StepOps]:
-    """Return the steps; none if no tensor is reduced twice. An incomplete last step is left out."""
+    """Return the steps; empty if no tensor is reduced twice. An incomplete last step is excluded."""
     reductions = [op for op in timeline.ops if op.is_reduction]
     counts = Counter(op.tensor for op in reductions)
     most = max(counts.values(), default=0)

@@ -28,7 +28,7 @@ BLOCK_ROWS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows of several tables, sorted by start, and by table for equal starts."""
+    """Rows of several tables, sorted by start time. Rows that start at the same time are sorted by table."""
 
     start_ns: Int64Column
     end_ns: Int64Column
@@ -66,7 +66,7 @@ _COMM = 2
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Idle time of one step, ns."""
+    """Idle time of one step, in ns."""
 
     launch_bound_ns: Annotated[int, Number("idle time before a kernel that the host launched too late; null on CPU")]
     comm_wait_ns: Annotated[int, Number("idle time directly before or after communication; null on CPU")]
@@ -146,7 +146,7 @@ class _CauseFinder:
     waits: Spans
     """when the training thread waits for the accelerator"""
     read_ends_ns: Int64Column
-    """ends of copies that the host waits for, ns, in ascending order"""
+    """ends of copies that the host waits for, in ns, in ascending order"""
 
     def causes(
         self, gap_start_ns: Int64Column, launched_ns: Int64Column, is_comm: NDArray[np.bool_]
@@ -162,7 +162,7 @@ class _CauseFinder:
 
 
 def _is_one_of(times_ns: Int64Column, asked_ns: Int64Column) -> NDArray[np.bool_]:
-    """Return a boolean array: True for each of `asked_ns` that is in `times_ns`, which is in ascending order."""
+    """Return a boolean array: True for each value of `asked_ns` that is in `times_ns`, an ascending array."""
     found: NDArray[np.bool_] = np.append(times_ns, _NEVER)[np.searchsorted(times_ns, asked_ns)] == asked_ns
     return found
 
@@ -178,7 +178,7 @@ class _OrderedWork:
 
 
 def _work(block: Block) -> _OrderedWork:
-    """Return the work of a block in order, without work of zero duration, which cannot end a gap."""
+    """Return the work of a block in order. Work of zero duration is excluded, because it cannot end a gap."""
     launched = np.where(block.launched_ns == UNKNOWN, _NEVER, block.launched_ns)
     is_comm = block.table == _COMM
     order = np.lexsort((is_comm, launched, block.start_ns))
@@ -194,7 +194,7 @@ def _comm_ends(trace: Trace) -> Int64Column:
 def _read_ends(trace: Trace) -> Int64Column:
     """Return the times at which copies to pageable host memory end.
 
-    The call that launches such a copy blocks until then.
+    The call that launches such a copy blocks until the copy ends.
     """
     copies = trace.copies
     names = [index for index, name in enumerate(trace.names) if FROM_DEVICE.search(name) and PAGEABLE in name]
@@ -231,9 +231,9 @@ def launch_bound(late_ns: int, view: View) -> Iterator[Finding]:
     yield Finding(
         "launch-bound",
         "The accelerator waits for the host",
-        f"{in_ms(late_ns)} per step, {late_ns / view.step_ns:.0%} of the step, in idle gaps: "
-        "the kernel after the gap had not been launched when the gap began. Profiling slows the host, so these gaps "
-        "are shorter without the profiler",
+        f"the accelerator is idle for {in_ms(late_ns)} per step ({late_ns / view.step_ns:.0%} of the step) because "
+        "the next kernel had not been launched yet. Profiling slows the host, so this time is shorter without the "
+        "profiler",
         f"Launch fewer and larger kernels: {_OF_CUDA if view.has_cuda else _OF_OTHERS}.",
         late_ns,
         numbers=only_known(launch_bound_ns=late_ns),
@@ -278,10 +278,10 @@ _OF_OTHERS = "torch.compile(model), if it has a backend for this device, or a la
 
 
 def optimizer_not_fused(took_ns: int, view: View) -> Iterator[Finding]:
-    """Report an unfused optimizer, or one with many small groups, for each of which it runs separate operators.
+    """Report an optimizer that is not fused, or that runs separate operators for each of many small groups.
 
-    On CPU, only an optimizer that takes much of the step is reported. There, plain SGD, which has no state, is hardly
-    faster if it is fused. Adam is three to five times as fast.
+    On CPU, an optimizer is only reported if it takes much of the step. Fusing makes Adam three to five times as fast
+    there, but hardly speeds up plain SGD, which has no state.
     """
     optimizers = next((one.optimizers for one in view.records.values() if one.optimizers), ())
     unfused = [one for one in optimizers if one.could_be_fused and not one.is_fused]
@@ -321,4 +321,4 @@ _SMALL_GROUP = 4
 
 IDLE: Topic[None, int] = Topic("idle", rules=(launch_bound, host_reads), of_run=lambda view: view.launch_bound_ns)
 OPTIMIZERS: Topic[None, int] = Topic("optimizers", rules=(optimizer_not_fused,), of_run=lambda view: view.optimizer_ns)
-"""time that the accelerator waits for the host to launch work, ns per step"""
+"""time that the accelerator waits for the host to launch work, in ns per step"""

@@ -4,12 +4,12 @@
     lost per step     = sum over covered runs of (duration - median duration of the same work alone) / number of steps
 
 A run is covered if communication runs during at least half of it, and alone if no communication runs during it. Other
-runs are ignored. Communication that only waits for another rank also counts.
+runs are ignored. Communication counts even while it only waits for another rank.
 
-Runs are the same work if they have the same name, launch shape and input shapes. If a trace lacks input shapes, name
-and launch shape are not sufficient: for example, the grid of a matrix product does not show its inner dimension. The
-n-th of m runs in a step is then compared only with the n-th of m runs in other steps. This is also done on CPU, where
-ops are identified by name and position. On CPU, ops that contain DDP's hooks are left out.
+Two runs are the same work if they have the same name, launch shape and input shapes. If a trace lacks input shapes,
+name and launch shape are not sufficient: for example, the grid of a matrix product does not show its inner dimension.
+The n-th of m runs in a step is then compared only with the n-th of m runs in other steps. This is also done on CPU,
+where ops are identified by name and position. On CPU, ops that contain DDP's hooks are excluded.
 
     control = duration of runs alone in measured steps / median duration of the same work in baseline steps
 
@@ -44,12 +44,12 @@ MIN_RUNS = 3
 """minimum number of covered runs and of runs alone, so that one disturbed run does not change the median"""
 
 ENOUGH_KNOWN = 0.2
-"""minimum share of the computation during communication whose slowdown must be known to report a ratio"""
+"""a ratio is reported if the slowdown of at least this share of the computation during communication is known"""
 
 _MOST_RATIOS = 255
 
 _HOLDS_HOOKS = "AccumulateGrad"
-"""autograd node whose hook lets DDP's reducer copy a gradient into its bucket and launch the bucket"""
+"""autograd node that runs DDP's hook, which copies a gradient into its bucket and launches full buckets"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class OverlapSlowdown:
 
     @property
     def known_ns(self) -> int:
-        """Covered time of the kernels whose ratio is known."""
+        """Covered time of the kernels with a known ratio."""
         return sum(row.compared_ns for row in self.kernels if row.ratio is not None)
 
     @property
@@ -113,13 +113,13 @@ class OverlapSlowdown:
 
     @property
     def lost_ns_per_step(self) -> int | None:
-        """Time lost per step in the kernels whose ratio is known."""
+        """Time lost per step in the kernels with a known ratio."""
         lost = [row.lost_ns for row in self.kernels if row.ratio is not None]
         return round(sum(lost) / self.num_steps) if lost else None
 
     @property
     def ratio(self) -> float | None:
-        """Covered time of the kernels whose ratio is known, divided by the time of the same runs alone."""
+        """Covered time of the kernels with a known ratio, divided by the time of the same runs alone."""
         lost = [row.lost_ns for row in self.kernels if row.ratio is not None]
         return self.known_ns / (self.known_ns - sum(lost)) if lost else None
 
@@ -277,7 +277,7 @@ def _same_work(trace: Trace, runs: KernelRuns) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class _Control:
-    """Total time of work that ran alone in measured steps, and of the same work in baseline steps, both doubled."""
+    """Total time of work that ran alone in measured steps, and of this work in baseline steps. Both are doubled."""
 
     twice_measured_ns: int
     twice_baseline_ns: int

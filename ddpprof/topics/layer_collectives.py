@@ -64,7 +64,7 @@ def measure_layer_calls(trace: Trace, step: int, recorded: RecordedStep | None =
 
 
 def collectives_in_backward(trace: Trace, step: int) -> Spans:
-    """Return the times at which collectives run that layers call in the backward pass of the step with index `step`."""
+    """Return the spans of collectives that layers call in the backward pass of the step with index `step`."""
     return union_of(trace.collectives, _in_backward(trace, step))
 
 
@@ -122,10 +122,10 @@ def _of_rank(rank: Rank, steps: Sequence[int], _modules: Sequence[DdpModule]) ->
 
 
 def doubted(predictions: Predictions, calls: LayerCalls | None) -> Predictions:
-    """Return the predictions; if layers communicate in the backward pass, gains from more overlap may be zero.
+    """Widen the predicted gains from more overlap to include zero if layers communicate in the backward pass.
 
-    These collectives then wait for the buckets that are being sent, which delays the backward pass. A replay does not
-    contain them.
+    With more overlap, these collectives wait for buckets in transit, which delays the backward pass. The replay does
+    not model these collectives.
     """
     if calls is None or not calls.num_backward:
         return predictions

@@ -2,7 +2,7 @@
 
     reached = bus bandwidth of the largest all-reduces over all ranks, as in nccl-tests: bytes · 2(n-1)/n / transfer,
               where the transfer time does not include waiting for late ranks
-    limit   = speed of the network interface that the sockets use, or of the InfiniBand ports, or the stated speed
+    limit   = speed of the network interface that the sockets use, or of the InfiniBand ports, or the given speed
     share   = reached / limit. TCP overhead is 4 % of a link with 1500-byte frames
 
 Within one machine the limit is unknown. The rules report a faster path that is not used, and a saturated link. Even on
@@ -32,9 +32,9 @@ from ddpprof.words import listed
 _LEAST_BYTES = 1 << 20
 """smaller all-reduces are dominated by latency"""
 _AT_LIMIT = 0.85
-"""minimum share of the limit at which a link counts as saturated"""
+"""a link counts as saturated if it reaches at least this share of its limit"""
 _IMPOSSIBLE = 1.1
-"""share of the limit above which the limit must be wrong"""
+"""above this share of the limit, the limit must be wrong"""
 _FASTER = 2.0
 """factor by which another path must be faster to be reported"""
 _SOCKET, _INFINIBAND = "socket", "infiniband"
@@ -64,7 +64,7 @@ class LinkLimit:
     """network interfaces or InfiniBand ports"""
     limit_bits_per_s: int | None = None
     is_stated: bool = False
-    """whether the user stated the limit"""
+    """True if the user specified the limit"""
     reached_bytes_per_s: float | None = None
     """bus bandwidth of the largest all-reduces"""
     at_least_bytes: int | None = None
@@ -85,7 +85,7 @@ class LinkLimit:
 
 
 def choices_of(rank: Rank, _steps: Sequence[int], _modules: Sequence[DdpModule]) -> RankChoices | None:
-    """Return what the rank's NCCL chose; ``None`` if neither its log nor its kernel names are known."""
+    """Return the choices of NCCL on this rank; ``None`` if neither its log nor the names of its kernels are known."""
     algorithm = _kernel_algorithm(rank)
     return None if rank.nccl is None and algorithm is None else RankChoices(rank.rank, rank.nccl, algorithm)
 
@@ -140,7 +140,7 @@ def _largest(rows: Sequence[CollectiveSummary], world_size: int | None) -> Colle
 def _path(
     ranks: Sequence[LinkFacts], backend: str | None, logs: Sequence[NcclChoices], stated: int | None
 ) -> LinkLimit | None:
-    """Return the path between machines; ``None`` if all ranks are on one machine and no speed is stated."""
+    """Return the path between machines; ``None`` if all ranks are on one machine and no speed is given."""
     outside = [one for one in ranks if one.leaves_machine]
     if not outside:
         return None if stated is None else LinkLimit(None, limit_bits_per_s=stated, is_stated=True)
@@ -217,7 +217,7 @@ def link_lines(limit: LinkLimit, _report: ReportView) -> Iterable[Section]:
         yield Line(f"All-reduces of {sizes} {_reached(limit)}.{_overhead(limit)}")
     elif limit.network is not None and limit.names and limit.limit_bits_per_s is None:
         yield Line(
-            f"The ranks communicate over {_names(limit)}, whose speed is unknown. Specify it with --link-speed.",
+            f"The ranks communicate over {_names(limit)}. The link speed is unknown: specify it with --link-speed.",
             is_aside=True,
         )
     if limit.nccl is not None:
@@ -240,7 +240,7 @@ def _reached(limit: LinkLimit) -> str:
 
 def _overhead(limit: LinkLimit) -> str:
     if (limit.share or 0) > _IMPOSSIBLE:
-        return " The link is faster than its stated speed, or the all-reduces did not use it."
+        return " The link is faster than the speed given here, or the all-reduces did not use it."
     return " TCP overhead takes about 4% of a link's bandwidth." if limit.network == _SOCKET else ""
 
 
@@ -385,7 +385,7 @@ def _so_far(limit: LinkLimit) -> str:
 
 
 def no_peer_access(limit: LinkLimit, view: View) -> Iterator[Finding]:
-    """Report GPUs of one machine without peer-to-peer access, whose data passes through the host."""
+    """Report GPUs of one machine without peer-to-peer access, so that their data passes through the host."""
     if view.backend != "nccl" or not view.worth(view.exposed_ns):
         return
     links = _of_machines(view)
@@ -426,7 +426,7 @@ def _have_neighbours(view: View) -> bool:
 
 
 def _without_access(record: Record, view: View) -> Iterator[tuple[int, int]]:
-    """Yield the pairs of GPUs used by this machine's ranks that lack peer-to-peer access."""
+    """Yield each pair of GPUs that lacks peer-to-peer access, among the GPUs used by this machine's ranks."""
     beside = [one for one in view.records.values() if one.host == record.host]
     used = {device.index for one in beside for device in one.devices if device.is_own}
     for pair in record.links.no_peer_access if record.links is not None else ():

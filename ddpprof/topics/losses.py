@@ -83,7 +83,7 @@ change them"""
 
 
 def _advice_on_rates(rates: Mapping[int, float | None], first: list[int]) -> str | None:
-    """Return advice if a rank on which the NaN began has a different learning rate from all other ranks."""
+    """Return advice if the NaN began on a rank whose learning rate differs from that of all other ranks."""
     others = [rate for rank, rate in rates.items() if rank not in first and rate]
     for rank in first:
         mine = rates.get(rank)

@@ -15,7 +15,7 @@ The memory of a DDP model, and the memory that settings would save, are computed
 Activations and transient buffers, such as those of comm hooks, are not included.
 
 ``gradient_as_bucket_view=True`` saves the gradients outside the buckets. ``ZeroRedundancyOptimizer`` shards the
-optimizer state, so each of W ranks saves (W - 1) / W of it. In return, every rank receives after each step the
+optimizer state, so each of W ranks saves (W - 1) / W of it. In return, after each step, every rank receives the
 parameters that other ranks have updated: (W - 1) / W of all parameters.
 """
 
@@ -124,7 +124,7 @@ def _devices(
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Memory of a device, over all ranks that use it, or of one process on a host."""
+    """Memory of a device (over all ranks that use it), or of one process on a host."""
 
     host: str
     device: int | None
@@ -160,11 +160,11 @@ def processes_of_job(ranks: Sequence[RankMemory]) -> tuple[Holder, ...]:
 
 _MUCH_BYTES = 256 * 2**20
 _FULL = 0.9
-"""minimum share of a device's memory in tensors, at the peak, for it to count as full"""
+"""a device counts as full if tensors take at least this share of its memory at the peak"""
 _WORTH_FREEING = 0.01
 """minimum saving to report, as a share of a device's memory"""
 _MUCH = 0.25
-"""minimum excess over the median of the other holders, as a fraction"""
+"""minimum excess over the median of the other holders, as a fraction of this median"""
 
 
 def _gb(num_bytes: float) -> str:
@@ -196,7 +196,7 @@ def memory_of_others(ranks: Sequence[RankMemory], _view: View) -> Iterator[Findi
 
 
 def device_memory_full(ranks: Sequence[RankMemory], view: View) -> Iterator[Finding]:
-    """Report an accelerator whose memory is almost full if settings of DDP or the optimizer would free memory."""
+    """Report an accelerator whose memory is almost full, if a setting of DDP or the optimizer would free memory."""
     full = [
         (rank, use, rank.model)
         for rank in ranks
@@ -224,10 +224,10 @@ def device_memory_full(ranks: Sequence[RankMemory], view: View) -> Iterator[Find
     yield Finding(
         "device-memory-full",
         f"Rank {rank.rank} uses {use.peak_bytes / (use.total_bytes or 1):.0%} of its GPU's memory",
-        f"at most {_gb(use.peak_bytes)} of {_gb(use.total_bytes or 0)} in tensors{_reached_in(use)}; parameters take "
+        f"tensors take up to {_gb(use.peak_bytes)} of {_gb(use.total_bytes or 0)}{_reached_in(use)}; parameters take "
         f"{_gb(model.parameter_bytes)}, gradients and buckets {_gb(model.gradient_bytes + model.bucket_bytes)}, the "
         f"optimizer {_gb(model.optimizer_bytes or 0)}",
-        f"For a larger batch or model: {'; '.join(one for one in saving if one)}.",
+        f"To make room for a larger batch or model: {'; '.join(one for one in saving if one)}.",
         None,
         subject={"rank": rank.rank},
         change=ddp_change(view.framework, gradient_as_bucket_view=True) if with_views else None,
@@ -306,7 +306,7 @@ def memory_table(ranks: Sequence[RankMemory], _report: ReportView) -> Iterable[S
         tuple(row[: len(names)] for row in rows[:MAX_RANKS]),
         notes(
             "steady: at the end of recorded steps (median); peak: since the process began; peak in: part of the step "
-            "that reached it, where forward includes the loss",
+            "in which the peak was reached; forward includes the loss",
             "GPU: memory of tensors; reserved: memory that torch's allocator holds" if has_devices else "",
             cut_off(len(rows), what="rows"),
         ),
@@ -367,7 +367,7 @@ def measure_model_memory(record: Record, modules: Sequence[DdpModule]) -> ModelM
 
 
 def _gradient_bytes(modules: Sequence[DdpModule]) -> int:
-    """Return the bytes of all gradients, without sparse gradients, whose size is unknown."""
+    """Return the bytes of all dense gradients. The size of sparse gradients is unknown."""
     return sum(one.num_bytes for module in modules for one in module.parameters if not one.is_sparse)
 
 

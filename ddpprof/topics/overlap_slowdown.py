@@ -20,7 +20,7 @@ _MAX_KERNELS = 5
 _WORTH_A_TABLE = 0.01
 """minimum lost time, as a share of the step, to show a table"""
 _TELLS_NOTHING = 0.02
-"""minimum known share of the computation during communication to show the ratio"""
+"""the ratio is shown if at least this share of the computation during communication could be compared"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class OverlapSlowdownReport:
     covered_ns: int
     """computation during communication"""
     known_share: float | None
-    """share of `covered_ns` in kernels that also ran alone, to which `ratio` and `lost_ns` refer"""
+    """share of `covered_ns` in kernels that also ran alone; `ratio` and `lost_ns` refer to these kernels"""
     knows_input_shapes: bool
     num_steps: int
     """number of steps, summed over ranks"""
@@ -63,7 +63,7 @@ class OverlapSlowdownReport:
 
 
 def slowdown_report(slowdown: OverlapSlowdown, num_baseline_steps: int) -> OverlapSlowdownReport:
-    """Return how much communication slows kernels, on all ranks together."""
+    """Return how much communication slows kernels, over all ranks together."""
     kernels = tuple(_slowed(row, slowdown.num_steps) for row in slowdown.kernels if row.ratio is not None)
     return OverlapSlowdownReport(
         reason=slowdown.reason,
@@ -126,7 +126,7 @@ def slowdown_section(slowdown: OverlapSlowdownReport, report: ReportView) -> Ite
     if not any(step.num_comm_kernels for step in measured):
         return
     again = clean(report.trace_command("--baseline-steps 5"))
-    more = "" if slowdown.num_baseline_steps else f" Record steps without communication to compare with: {again}"
+    more = "" if slowdown.num_baseline_steps else f" To measure it, record steps without communication: {again}"
     if slowdown.ratio is None or slowdown.lost_ns is None:
         yield Line(
             f"It is unknown how much communication slows computation: {clean(slowdown.reason or '')}.{more}",

@@ -30,7 +30,7 @@ class OwnReduction:
     exposed_ns: int
     flatten_ns: int | None
     """time in which the training thread flattens and unflattens tensors; ``None`` if the trace does not show it, and
-    on accelerators, which it may not delay"""
+    on accelerators, because it may not delay their work"""
 
 
 def measure_own_reduction(trace: Trace, steps: Sequence[int]) -> OwnReduction | None:

@@ -1,4 +1,4 @@
-"""Check the settings of the ranks' processes: cores, compute threads, and settings for debugging.
+"""Check the settings of the ranks' processes: cores, compute threads, and debugging settings.
 
 The number of threads of a single rank may match the number of cores, but all ranks of the host share these cores.
 """
@@ -15,7 +15,7 @@ from ddpprof.model import Record
 from ddpprof.model.whole_run import RankWholeRun
 
 _MANY_QUEUED = 0.5
-"""minimum mean number of a rank's threads that wait for a core for measured times to count as distorted"""
+"""measured times count as distorted if, on average, this many threads of a rank wait for a core"""
 _MANY_MORE = 1.5
 """minimum number of threads per core; with fewer, some threads are likely idle"""
 
@@ -47,7 +47,7 @@ class HostCores:
 
 
 def cores_of_hosts(records: Sequence[Record]) -> tuple[HostCores, ...]:
-    """Return the hosts whose number of cores is known. `records` need not include all ranks of a host."""
+    """Return the hosts with a known number of cores. `records` need not include all ranks of a host."""
     by_host: dict[str, list[Record]] = {}
     for record in records:
         by_host.setdefault(record.host, []).append(record)
@@ -63,7 +63,7 @@ def cores_of_hosts(records: Sequence[Record]) -> tuple[HostCores, ...]:
 def _num_cores(ranks: Sequence[Record]) -> float | None:
     """Return how many cores the ranks of one host may use together.
 
-    If all ranks have a CPU quota, they share one quota.
+    If every rank has a CPU quota, all ranks share the same quota.
     """
     cores = {core for one in ranks for core in (one.core_list or "").split(",") if core}
     number = float(len(cores)) or max((one.num_cores for one in ranks if one.num_cores), default=None)
@@ -76,7 +76,7 @@ class HostThreads:
     """Threads of the ranks, and the cores that they may use."""
 
     hosts: tuple[HostCores, ...] = ()
-    """hosts whose number of cores is known"""
+    """hosts with a known number of cores"""
     queued_threads: float | None = None
     """number of a rank's threads that are runnable but not running, on average over the ranks and the whole run"""
 
@@ -96,7 +96,7 @@ def _queued_threads(ranks: Sequence[RankWholeRun]) -> float | None:
 
 
 def threads_exceed_cores(threads: HostThreads, view: View) -> Iterator[Finding]:
-    """Report a host whose ranks compute with many more threads than it has cores."""
+    """Report a host on which the ranks compute with many more threads than there are cores."""
     crowded = [one for one in threads.hosts if one.is_overcommitted]
     if view.device != "cpu" or not crowded:
         return
@@ -132,7 +132,7 @@ def ranks_share_cores(threads: HostThreads, view: View) -> Iterator[Finding]:
     yield Finding(
         "ranks-share-cores",
         f"{host.num_ranks} ranks share {_cores(host.num_cores)}, although the host has more",
-        f"on host {host.host}, the CPU affinity or the CPU limit of the control group allows this job "
+        f"on host {host.host}, the CPU affinity or the CPU limit of the control group restricts this job to "
         f"{_cores(host.num_cores)} of {host.machine_cores}",
         "Give each rank at least one core of its own: check calls of os.sched_setaffinity in the script, the "
         "launcher's options for binding (taskset, numactl, --cpu-bind), the number of CPUs that the job requests from "
@@ -149,7 +149,7 @@ def _cores(number: float) -> str:
 
 
 def debugging_settings(num_ranks: Mapping[str, int], _view: View) -> Iterator[Finding]:
-    """Report settings for debugging, which distort the measured times. `num_ranks`: number of ranks by setting."""
+    """Report debugging settings that distort the measured times. `num_ranks`: number of ranks by setting."""
     for name, (title, evidence, advice, change) in _OF_DEBUGGING.items():
         if num_ranks.get(name):
             numbers = only_known(num_ranks=num_ranks[name])
@@ -169,13 +169,13 @@ _OF_DEBUGGING = {
     ),
     "TORCH_DISTRIBUTED_DEBUG=DETAIL": (
         "TORCH_DISTRIBUTED_DEBUG=DETAIL is set, which slows down every collective",
-        "before each collective, the ranks compare its kind and its sizes over an additional process group",
+        "before each collective, the ranks compare its kind and sizes over an additional process group",
         "Unset the variable once the bug that you were looking for is fixed.",
         environment_change(TORCH_DISTRIBUTED_DEBUG="OFF"),
     ),
     "CUDA_LAUNCH_BLOCKING=1": (
         "CUDA_LAUNCH_BLOCKING=1 is set, so the host waits for each kernel",
-        "computation cannot overlap with communication, nor with the launch of further kernels",
+        "computation cannot overlap with communication or with the launch of further kernels",
         "Unset the variable once the bug that you were looking for is fixed.",
         environment_change(CUDA_LAUNCH_BLOCKING="0"),
     ),

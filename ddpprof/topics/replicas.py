@@ -30,7 +30,7 @@ _RESOLUTIONS = 20
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A module whose copies on the ranks differ."""
+    """A module with different copies on the ranks."""
 
     module: int
     ranks: tuple[int, ...]
@@ -58,7 +58,7 @@ def is_always_reduced(module: int, steps: Sequence[RecordedStep]) -> bool:
 def find_drifts(replicas: Mapping[int, Sequence[Replica]]) -> tuple[Drift, ...]:
     """Compare the ranks' copies of each module.
 
-    Ranks whose copies were read at different steps than the first rank's are left out.
+    Ranks whose copies were not read at the same steps as the first rank's copies are excluded.
     """
     drifts = []
     for module in sorted({one.module for of_rank in replicas.values() for one in of_rank}):
@@ -71,20 +71,21 @@ def find_drifts(replicas: Mapping[int, Sequence[Replica]]) -> tuple[Drift, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TrainedApart:
-    """Parameters whose gradients no DDP module averages, and whose copies differ."""
+    """Parameters that differ between ranks, and for which no DDP module averages gradients."""
 
     module: str
     names: tuple[str, ...]
     is_wrapped: bool
-    """True if they belong to a DDP module whose forward the script never calls"""
+    """True if they belong to a DDP module, but the script never calls its forward"""
     drift: Drift
 
 
 def find_trained_apart(unaveraged: Mapping[int, Sequence[UnaveragedParameters]]) -> tuple[TrainedApart, ...]:
-    """Return the parameters that each rank trains separately and whose copies differ.
+    """Return the parameters that each rank trains separately and that differ between ranks.
 
-    `unaveraged`: parameters whose gradients no DDP module averages, by rank. Parameters outside DDP modules that
-    differ from the beginning, or in their shapes, are assumed to be intended, such as experts or a sharded embedding.
+    `unaveraged`: by rank, the parameters for which no DDP module averages gradients. Parameters outside DDP modules
+    that differ from the beginning, or in their shapes, are assumed to be intended, such as experts or a sharded
+    embedding.
     """
     found = []
     for drift in find_drifts({rank: [one.replica for one in of] for rank, of in unaveraged.items()}):
@@ -171,8 +172,8 @@ def unfrozen_parameters(replicas: Replicas, view: View) -> Iterator[Finding]:
         "unfrozen-parameters",
         not_averaged(replicas.unfrozen),
         trained_apart(replicas.unfrozen),
-        f"{CONSTRUCT_AGAIN} Or construct DDP while all parameters require gradients, with find_unused_parameters=True, "
-        "and freeze some afterwards.",
+        f"{CONSTRUCT_AGAIN} Or construct DDP with find_unused_parameters=True while all parameters require gradients, "
+        "and freeze some of them afterwards.",
         None,
         is_correctness=True,
         comes_first=True,

@@ -76,7 +76,7 @@ def measure_rpc(record: Record) -> RankRpc | None:
 
 
 def _length(calls: Sequence[RpcCall]) -> int:
-    """Return the length of the union of the answered calls, ns."""
+    """Return the length of the union of the answered calls, in ns."""
     times = [(call.start_ns, call.end_ns) for call in calls if call.end_ns is not None]
     spans = np.array(times, np.int64).reshape(-1, 2)
     return union(spans[:, 0], spans[:, 1]).total_ns

@@ -1,4 +1,4 @@
-r"""Find the lines of the script whose own Python code takes time in a step.
+r"""Find the lines of the script that take time in a step because of their own Python code.
 
     idle of a line = |samples of the line ∩ idle gaps of at least 0.5 ms|, median over steps
     data of a line = |samples of the line ∩ waiting for data|, median over steps
@@ -51,7 +51,7 @@ class CodeLine:
     line: Annotated[str, Number("line of the script, as `file:line in function`")]
     idle_ns: Annotated[int, Number("time in which no operator runs")]
     data_ns: Annotated[int, Number("time in which training waits for data")]
-    backward_ns: Annotated[int, Number("time for which autograd runs the line in backward passes")] = 0
+    backward_ns: Annotated[int, Number("time during which autograd runs the line in backward passes")] = 0
     outside_ns: Annotated[
         int, Number("time of the operators that the line calls outside forward, loss, backward and optimizer")
     ] = 0
@@ -70,7 +70,7 @@ class RankCode:
     num_steps: int
     lines: tuple[CodeLine, ...]
     longest: CodeLine | None = None
-    """line that takes the longest time in a single step, with its times in that step, if its median is far below"""
+    """line that takes the longest time in one step, with its times in that step, if its median time is far shorter"""
 
     @property
     def idle_ns(self) -> int:
@@ -107,7 +107,7 @@ def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
     is_in_backward = np.array(samples.is_in_backward or np.zeros(num_lines), bool)
 
     def by_line(spans: Spans) -> NDArray[np.float64]:
-        """Return the time in ns that the samples of each line overlap with the spans, shape (lines,)."""
+        """Return for how long the samples of each line overlap with the spans, in ns, shape (lines,)."""
         overlap = spans.within(starts_ns, ends_ns)[is_known]
         return np.bincount(places[is_known], overlap, minlength=num_lines).astype(np.float64)
 
@@ -158,7 +158,7 @@ def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
 
 
 def _without_collectives(rank: Rank, trace: Trace, step: int) -> Spans:
-    """Return the step on the host, without the times at which the host waits for collectives that layers call."""
+    """Return the spans of the step on the host during which the host does not wait for collectives of layers."""
     span = trace.steps[step]
     whole = Spans(np.array([span.start_ns]), np.array([span.end_ns]))
     if rank.record is None or is_accelerator(rank.record.device):
@@ -228,9 +228,9 @@ def code_in_backward(ranks: Sequence[RankCode], view: View) -> Iterator[Finding]
         f"Code of the script takes {in_ms(least.backward_ns)} of the backward pass, mostly at {of_backward[0].short}",
         f"{'; '.join(f'{one.short}: {in_ms(one.backward_ns)}' for one in named)}, including the operators that it "
         f"calls, as sampled in {least.num_steps} steps of rank {least.rank}",
-        "If these are hooks, for example for logging gradients, run them in every 100th step. If activation "
-        "checkpointing runs the forward again, leave it out, or checkpoint fewer layers, as far as memory allows. "
-        "The backward of a custom autograd.Function is needed.",
+        "If these are hooks, for example for logging gradients, run them only every 100 steps. If activation "
+        "checkpointing runs the forward again, checkpoint fewer layers or none, as far as memory allows. The "
+        "backward() of a custom autograd.Function cannot be left out.",
         least.backward_ns,
         may_be_meant=True,
         subject={"line": of_backward[0].line},
@@ -270,7 +270,7 @@ _MUCH_OUTSIDE = 0.05
 
 
 def slowest_line_of(rank: int, view: View) -> tuple[str, int] | None:
-    """Return the line that takes the most extra time on this rank compared with any other rank, and that time in ns."""
+    """Return the line that takes the most extra time on this rank compared with all others, and this time in ns."""
     ranks = view[SCRIPT_CODE] or ()
     own = next((one for one in ranks if one.rank == rank), None)
     others = [{line.line: line.idle_ns for line in one.lines if line.idle_ns} for one in ranks if one.rank != rank]

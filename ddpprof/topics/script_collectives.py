@@ -4,7 +4,7 @@ r"""Measure the collectives that the script itself calls, outside DDP, and their
     exposed     = |outside \ (compute OR DDP's communication)|
 
 DDP's own forward broadcasts buffers and, under ``join()``, checks which ranks still train. SyncBatchNorm's collectives
-are part of the model. Collectives whose launch is not in the trace are left out.
+are part of the model. Collectives without a launch in the trace are excluded.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ def busy_around(trace: Trace, rows: NDArray[np.int64]) -> Spans:
 
 
 def computation_around(trace: Trace, rows: NDArray[np.int64]) -> Spans:
-    """Return computation that may run during the given collectives, of which there must be at least one."""
+    """Return computation that may run during the given collectives. There must be at least one collective."""
     comm, compute = trace.collectives, trace.compute
     begin, end = comm.start_ns[rows].min(), comm.end_ns[rows].max()
     return union_of(compute, np.flatnonzero((compute.end_ns > begin) & (compute.start_ns < end)))
@@ -288,7 +288,7 @@ def _medians(steps: Sequence[tuple[OutsideCalls, ...] | None]) -> tuple[OutsideC
 def _of(outside: Sequence[OutsideCalls], view: View, *purposes: Purpose) -> list[OutsideCalls]:
     """Return the calls worth reporting.
 
-    In the forward, these are only barriers, because the model may need the other calls.
+    In the forward, only barriers are worth reporting, because the model may need all other calls.
     """
     calls = [
         one
@@ -344,8 +344,9 @@ def parameter_averaging(outside: Sequence[OutsideCalls], view: View) -> Iterator
             _said(before) + ("" if are_known else "; the trace does not contain their sizes (use --record-shapes)"),
             "Remove this averaging: DDP has already averaged the gradients during backward()."
             if are_known
-            else "Remove these all-reduces: during backward(), DDP has already averaged the gradients, which are equal "
-            "on all ranks. Their norms are equal, too, and need no communication.",
+            else "Remove these all-reduces: during backward(), DDP has already averaged the gradients, which are "
+            "equal on all ranks. Gradient norms are therefore also equal on all ranks, and need no "
+            "communication.",
             _exposed(before),
             numbers=only_known(num_calls=sum(one.num_calls for one in before), exposed_ns=_exposed(before)),
         )
@@ -368,9 +369,9 @@ def metrics_every_step(outside: Sequence[OutsideCalls], view: View) -> Iterator[
         + ("; the trace lacks their sizes (use --record-shapes)" if unsized else "")
         + "; in each of them, every rank waits for the last rank",
         f"{'If these are metrics, accumulate' if unsized else 'Accumulate'} them on the device, and all-reduce them "
-        "every N steps or once per epoch, with several values in one tensor. Keep collectives whose result the step "
-        "needs, such as loss normalization, a gradient norm for clipping, or a decision that all ranks "
-        f"share.{_gradients_by_hand(unsized)}{_of_trainer(view, calls)}",
+        "every N steps or once per epoch, with several values in one tensor. Keep collectives if the step needs their "
+        "result, for example for loss normalization, gradient clipping, or a decision that all ranks share."
+        f"{_gradients_by_hand(unsized)}{_of_trainer(view, calls)}",
         _exposed(calls),
         numbers=only_known(num_calls=number, exposed_ns=_exposed(calls)),
     )
@@ -406,7 +407,7 @@ _REDUCES = ("all_reduce", "reduce", "all_gather", "gather")
 
 
 def optimizer_broadcasts(outside: Sequence[OutsideCalls], view: View) -> Iterator[Finding]:
-    """Report an optimizer that updates a shard of the parameters on each rank, and broadcasts it."""
+    """Report an optimizer that updates a shard of the parameters on each rank and broadcasts the updated shard."""
     calls = [one for one in outside if one.place is Place.OPTIMIZER and one.kind == "broadcast"]
     if not view.worth(_exposed(calls)):
         return

@@ -28,7 +28,7 @@ from ddpprof.words import listed
 
 
 def as_all_ranks_use(modules: Sequence[DdpModule], ranks: Sequence[Sequence[DdpModule]]) -> tuple[DdpModule, ...]:
-    """Return the modules with the values combined over all ranks: ``unused`` lists parameters that no rank used.
+    """Return the modules with values that apply to all ranks: ``unused`` lists parameters that no rank used.
 
     `ranks`: the modules as recorded by each rank; all ranks have the same modules in the same order. Ranks that did not
     record unused parameters, for example because they were killed, are ignored.
@@ -121,7 +121,7 @@ def uses_everything(module: DdpModule) -> bool:
 
 
 def _search_and_communication_ns(view: View) -> int | None:
-    """Return the maximum cost of the search, ns: its own time, and the exposed communication.
+    """Return the maximum cost of the search, in ns: its own time, and the exposed communication.
 
     Without the search, DDP also rebuilds its buckets, which may hide the communication.
     """
@@ -161,7 +161,7 @@ def static_graph(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
 
 
 _MUCH_LESS = 0.25
-"""maximum ratio of the bytes that an embedding's sparse gradient takes to the bytes of the dense gradient"""
+"""maximum ratio of the size of an embedding's sparse gradient to the size of its dense gradient"""
 _LARGE = 0.1
 """minimum gain, as a fraction of the step, for which another optimizer is suggested"""
 _INDEX_BYTES = 8
@@ -172,14 +172,14 @@ _BYTES_PER_NS = 5
 _GATHER_NS = 1_250_000
 """usual time for the sparse gradient of one embedding, for which gloo needs three exchanges"""
 _LONGEST_GATHER_NS = 5_000_000
-"""the same if the ranks use all cores, so that gloo's threads wait for computation"""
+"""the same time if the ranks use all cores, so that gloo's threads wait for computation"""
 
 
 def dense_embedding_gradients(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
-    """Report embeddings of which a step uses only a few rows, but whose gradients are sent with all rows.
+    """Report embeddings whose gradients are sent with all rows, although each step uses only a few rows.
 
-    This is only for gloo, because DDP does not support sparse gradients with NCCL. Gloo gathers the sparse gradients of
-    all ranks, where a ring all-reduce sends a dense gradient about twice. The predicted gain is
+    Only gloo is supported, because DDP cannot send sparse gradients with NCCL. Gloo gathers the sparse gradients of
+    all ranks, whereas a ring all-reduce sends a dense gradient about twice. The predicted gain is
 
         saved bytes / all bytes × (exposed communication + optimizer) + saved passes over memory - sparse gathers
     """
@@ -207,15 +207,15 @@ def dense_embedding_gradients(modules: Sequence[DdpModule], view: View) -> Itera
         yield Finding(
             "dense-embedding-gradients",
             f"The gradients of {listed([p.name for p in large], _MOST_NAMED)} are dense, but most rows are zero",
-            f"{rows:.1%} of the rows of the largest embedding ({size(most_bytes)}) got a gradient in a step; "
-            f"sparse gradients would be {1 - saved:.0%} of all bytes",
+            f"{rows:.1%} of the rows of the largest embedding ({size(most_bytes)}) got a gradient in a step; with "
+            f"sparse gradients, {1 - saved:.0%} of all bytes would remain",
             "Construct these layers with torch.nn.Embedding(…, sparse=True): DDP then sends only the rows that were "
-            "used, and the optimizer updates only these. "
+            "used, and the optimizer updates only these rows. "
             + (
                 "The optimizer accepts sparse gradients."
                 if takes_sparse
-                else "SGD and Adagrad without weight decay accept sparse gradients. torch.optim.SparseAdam does, too, "
-                "but updates the moments of only the used rows."
+                else "SGD and Adagrad without weight decay accept sparse gradients. So does torch.optim.SparseAdam, "
+                "but it updates the moments of only those rows that were used."
             ),
             predicted.high_ns,
             predicted=predicted,
@@ -233,9 +233,9 @@ def _sparse_bytes(parameter: Parameter, num_ranks: int) -> float:
 
 
 def untrained_parameters(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
-    """Report parameters that get gradients, but that no optimizer has.
+    """Report parameters that get gradients but do not belong to any optimizer.
 
-    They take at most the whole step, in proportion to their size.
+    The gain is an upper bound: the share of these parameters in all bytes, times the duration of the step.
     """
     unused = {name for module in modules for name in module.unused or ()}
     of_ddp = sum(parameter.num_bytes for module in modules for parameter in module.parameters)
@@ -285,10 +285,10 @@ def double_precision(modules: Sequence[DdpModule], view: View) -> Iterator[Findi
     yield Finding(
         "double-precision",
         f"{len(doubles)} of {len(parameters)} parameters have 64 bits (torch.float64)",
-        f"they are {size(in_double)} of {size(all_bytes)}; 64-bit gradients take twice as long to send as 32-bit ones, "
-        "and 64-bit operators are at least twice as slow",
+        f"they are {size(in_double)} of {size(all_bytes)}; 64-bit gradients take twice as long to send as 32-bit "
+        "gradients, and 64-bit operators are at least twice as slow",
         "If 32 bits are enough, convert the model and its inputs: model.float() and inputs.float(). NumPy arrays have "
-        "64 bits unless a dtype is given, and models that were converted with double() to accept them do, too.",
+        "64 bits unless a dtype is given, and a model may have been converted with double() to accept them.",
         round(view.step_ns / 2) if view.step_ns is not None and view.device == "cpu" else None,
         may_be_meant=True,
         subject={"parameter": doubles[0].name},

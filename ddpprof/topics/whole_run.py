@@ -99,13 +99,13 @@ def hang_line(report: ReportView) -> Iterator[Section]:
 
 
 def _took_ns(one: StepSlowdown, run: WholeRun) -> int:
-    """Return the total time lost to a slowdown, ns."""
+    """Return the total time lost to a slowdown, in ns."""
     last_step = run.num_steps - 1 if one.last_step is None else one.last_step
     return (one.after_ns - one.before_ns) * (last_step - one.first_step + 1)
 
 
 def _at_first_and_last(run: WholeRun) -> str:
-    """Return the median step time at the start and at the end of the run, without steps that have a `StepFlag`."""
+    """Return the median step time at the start and at the end of the run, excluding steps that have a `StepFlag`."""
     parts = _with_usual_steps(run)
     if len(parts) < 2 or sum(one.num_steps for one in parts) < _LEAST_STEPS * len(parts) / 2:
         return ""
@@ -119,7 +119,7 @@ def _with_usual_steps(run: WholeRun) -> list[Stretch]:
 
 
 def _growth(run: WholeRun) -> list[str]:
-    """Return a phrase about the largest memory growth of a process, without ddpprof's own use; empty if it is small."""
+    """Return a phrase about the largest memory growth of a process, excluding ddpprof's own memory; empty if small."""
     grown = [
         (one.memory_growth_bytes, one.first_memory_bytes)
         for one in run.ranks
@@ -249,7 +249,7 @@ def _own_ns(one: RankWholeRun) -> int | None:
 
 
 def _stands(one: RankWholeRun) -> str:
-    """Return how a rank ended or, if it recorded no end, its last known activity."""
+    """Return how a rank ended or, if its end was not recorded, its last known activity."""
     if one.ended is not None:
         return _ENDS.get(one.ended, clean(one.ended))
     since = duration(one.last_ns - one.activity_since_ns)
@@ -257,7 +257,7 @@ def _stands(one: RankWholeRun) -> str:
 
 
 def _own_times(ranks: Sequence[RankWholeRun]) -> str:
-    """Return a note that says what own time is, and whether it differs between ranks."""
+    """Return a note that explains own time and says whether it differs between ranks."""
     own = {one.rank: own_ns for one in ranks if (own_ns := _own_ns(one)) is not None}
     if len(own) < 2:
         return "own: step time minus waits for other ranks"
@@ -348,7 +348,7 @@ def _why(slowdown: StepSlowdown, world_size: int) -> str:
 
 
 def _who(ranks: Sequence[int], world_size: int) -> tuple[str, str]:
-    """Return the ranks as the subject of a sentence, and the ending of its verb, which is empty for several ranks."""
+    """Return the ranks as the subject of a sentence, and the ending of its verb (``"s"`` or empty)."""
     if len(ranks) == world_size and world_size > 1:
         return _EVERY_RANK, "s"
     return ranks_in_words(ranks), "s" if len(ranks) == 1 else ""
@@ -431,7 +431,7 @@ def _keep_workers(view: View) -> Change | None:
 
 
 def growing_steps(run: WholeRun, view: View) -> Iterator[Finding]:
-    """Report steps that become longer and longer over the run, as if something grew with their number."""
+    """Report steps that become longer and longer over the run, because something may grow with the number of steps."""
     stretches = _with_usual_steps(run)
     if len(stretches) < _LEAST_STRETCHES or run.steps is None:
         return
@@ -460,7 +460,7 @@ def growing_steps(run: WholeRun, view: View) -> Iterator[Finding]:
 
 
 def _parts(stretch: Stretch) -> dict[str, int]:
-    """Return the mean time of each part of a step, ns. The names are for use in a sentence."""
+    """Return the mean time of each part of a step, in ns. The names are for use in a sentence."""
     parts = {
         "waiting for data": stretch.data_ns,
         "the forward pass": stretch.forward_ns,
@@ -472,7 +472,7 @@ def _parts(stretch: Stretch) -> dict[str, int]:
 
 _LEAST_STRETCHES = 5
 _NEARLY_ALWAYS = 0.9
-"""minimum share of pairs of stretches whose later one is longer"""
+"""minimum share of the pairs of stretches in which steps of the later stretch are longer"""
 _MUCH_LONGER = 1.2
 """minimum ratio of the step at the end to the step at the start"""
 
@@ -490,7 +490,7 @@ def uneven_work(run: WholeRun, view: View) -> Iterator[Finding]:
     sizes = f"; the largest input of a step was {percent(larger)} larger than the ranks' mean input"
     yield Finding(
         "uneven-work",
-        f"The ranks take turns at being the slowest: waiting for it takes {percent(share)} of the step",
+        f"The ranks take turns at being the slowest: waiting for the slowest rank takes {percent(share)} of the step",
         f"in {uneven.num_steps:,} steps, the slowest rank worked {in_ms(uneven.lost_ns)} longer than the ranks did on "
         f"average, and no rank was the slowest in more than {percent(uneven.most_often)} of the "
         f"steps{sizes if larger >= _LARGER_INPUTS else ''}",
@@ -505,13 +505,13 @@ def uneven_work(run: WholeRun, view: View) -> Iterator[Finding]:
 _MUCH_UNEVEN = 0.1
 """minimum share of the step"""
 _LITTLE_UNEVEN = 0.03
-"""the same if inputs differ in size"""
+"""minimum share of the step if inputs differ in size"""
 _LARGER_INPUTS = 0.05
-"""minimum excess of the largest input of a step over the mean input for this"""
+"""inputs differ in size if the largest input of a step exceeds the mean input by at least this fraction"""
 _MOST_IN_TURN = 0.8
-"""maximum share of the steps in which one rank is the slowest; above, it is a straggler"""
+"""maximum share of the steps in which one rank is the slowest; above this share, the rank is a straggler"""
 
-_CAPTURE = "Profile such a step of the running job, to see what it does: ddpprof capture --when 'step>1.5x' RUN."
+_CAPTURE = "To see what such a step does, profile it in the running job: ddpprof capture --when 'step>1.5x' RUN."
 _SPENDS = {
     StepPart.DATA: ("wait", "for batches"),
     StepPart.FORWARD: ("take", "longer in the forward pass"),
@@ -523,7 +523,7 @@ _SPENDS = {
 _MUCH = 0.05
 """minimum share of the run"""
 _MUCH_OF_CHANCE = 0.2
-"""the same for long steps without a known reason at irregular distances, which other work may cause"""
+"""minimum share of the run for long steps at irregular distances without a known reason, which other work may cause"""
 _FEW_PAUSES = 3
 _TITLES = {
     PauseKind.EVALUATION: "Evaluation takes",

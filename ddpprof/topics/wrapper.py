@@ -1,13 +1,13 @@
 """Measure DDP's own work on the training thread, and report broadcasts of buffers and copies of gradients.
 
-The work is measured per step, without waiting for communication:
+The work is measured per step and excludes waiting for communication:
 
     pre-forward       buffer sync (host side), join bookkeeping, `prepare_for_backward`, without its communication
     unused search     search of the autograd graph for unused parameters
     copy in           scaling gradients and copying them into buckets
     launch            passing all-reduces to the backend
     copy out          copying buckets back into `.grad`
-    finalise          the rest between the last backward node and the last copy out of each pass, without the time in
+    finalise          the rest between the last backward node and the last copy out of each pass, except time in
                       which a launched collective has not ended, because it may wait in the backend's queue
 
 The pre-forward part comes from ddpprof's record, so it is unknown for traces not recorded by ddpprof.
@@ -174,7 +174,7 @@ def _if_they_may_differ(others: int, number: int) -> str:
     if not others:
         return statistics
     them = "them" if others == number else f"the {others} buffer{'s' if others > 1 else ''} outside BatchNorm"
-    limit = f"Do this only if the forward does not change {them}, or if they may differ between ranks."
+    limit = f"Do this only if the forward does not change {them}, or if ranks may have different values."
     return limit if others == number else f"{limit} {statistics}"
 
 
@@ -238,7 +238,7 @@ BUFFER_SYNCS: Topic[BufferSyncs, BufferSyncs] = Topic(
     rank_type=BufferSyncs,
     of_ranks=lambda ranks: ranks[0],
 )
-"""broadcasts on the first rank, which are the same on all ranks"""
+"""broadcasts on the first rank; all ranks have the same broadcasts"""
 
 GRADIENT_COPIES: Topic[None, tuple[DdpModule, ...]] = Topic(
     "gradient_copies", rules=(gradient_copies,), of_run=lambda view: view.modules

@@ -35,7 +35,10 @@ def test_a_hang_is_explained_while_it_lasts_and_ended_if_asked(ddpprof: Run, tmp
     )
     assert f"{FAULTS}:{line_of('barrier')} in barrier" in said[1]
     assert said[2].startswith("Rank 0 has waited for ")
-    assert said[3] == "They wait for bucket 0 of Branching: last.bias, last.weight, branch.bias, branch.weight."
+    assert (
+        said[3]
+        == "They wait for gradients in bucket 0 of Branching: last.bias, last.weight, branch.bias, branch.weight."
+    )
     assert said[5] == "Stacks of all threads: run/hang-stacks.txt"
     assert said[6] == "the job still hangs after 2 more seconds, so --kill-after ends it"
     stacks = (tmp_path / "run" / "hang-stacks.txt").read_text()
@@ -47,7 +50,7 @@ def test_a_hang_is_explained_while_it_lasts_and_ended_if_asked(ddpprof: Run, tmp
     )
     afterwards = ddpprof("diagnose", "run").stdout.splitlines()
     assert afterwards[0] == "The job has ended."
-    assert afterwards[1] == said[0].replace("hangs", "hung").replace(": ", ". ddpprof found at that time: ", 1)
+    assert afterwards[1] == said[0].replace("hangs", "hung").replace(": ", ". Diagnosis at that time: ", 1)
     verdict = json.loads((tmp_path / "run" / "hang.json").read_text())
     assert (verdict["fault"], verdict["rank"], verdict["bucket"]) == ("other-collective", 1, 0)
     (schema,) = (json.loads(ddpprof("schema", "verdict").stdout),)
@@ -168,7 +171,7 @@ def test_parameters_without_gradient_are_named(ddpprof: Run) -> None:
     ddpprof("watch", "--quiet", "--out", "run", *TWO, str(FAULTS), "--fault", "unused", "--rank", "0")
     said = ddpprof("diagnose", "run").stdout
     assert "rank 0 has died: RuntimeError: Expected to have finished reduction" in said
-    assert "Without a gradient: branch.weight, branch.bias." in said
+    assert "Parameters without a gradient: branch.weight, branch.bias." in said
 
 
 @pytest.mark.long

@@ -119,7 +119,9 @@ def test_a_rank_that_the_kernel_kills_for_lack_of_memory(launcher: str, tmp_path
         )
     assert done.returncode == 1, done.stderr
     said = done.stdout + done.stderr
-    assert re.search(r"The kernel's out-of-memory killer ended (a process|\d+ processes) on that host, so ", said), said
+    assert re.search(r"The kernel's out-of-memory killer killed (a process|\d+ processes) on that host, so ", said), (
+        said
+    )
     asked = ddpprof("diagnose", "run", "--format", "json")
     verdict = json.loads(asked.stdout)
     assert (verdict["fault"], verdict["rank"]) == ("died", 1)

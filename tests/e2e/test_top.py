@@ -75,12 +75,12 @@ def test_a_stopped_rank_gives_no_sign(job: subprocess.Popen[str], ddpprof: Run, 
     (pid,) = map(int, re.findall(rb'"pid":(\d+)', facts[:4096]))
     os.kill(pid, signal.SIGSTOP)
     try:
-        wait_until(lambda: "no sign for " in ddpprof("top", "run", "--once").stdout, "said so")
+        wait_until(lambda: "no update for " in ddpprof("top", "run", "--once").stdout, "said so")
         shown = ddpprof("top", "run", "--once").stdout
     finally:
         os.kill(pid, signal.SIGCONT)
-    assert re.search(r"^ *1 .* no sign for \d+", shown, re.MULTILINE)
-    assert not re.search(r"^ *0 .* no sign for \d+", shown, re.MULTILINE)
+    assert re.search(r"^ *1 .* no update for \d+", shown, re.MULTILINE)
+    assert not re.search(r"^ *0 .* no update for \d+", shown, re.MULTILINE)
 
 
 class Terminal:

@@ -22,7 +22,7 @@ from ddpprof.render.glossary import TERMS, Term
 from ddpprof.version import __version__
 
 _FACTORY, _FACTORY_AT_ONCE = "this, () => {", "this, (() => {"
-"""code around plotly's source; browsers compile a parenthesized function eagerly, and otherwise parse its 5 MB twice"""
+"""code around plotly's source: browsers compile a parenthesized function eagerly, instead of parsing its 5 MB twice"""
 
 _SCRIPTS = ("page.js", "charts.js", "timeline.js", "address.js", "start.js")
 
@@ -128,12 +128,12 @@ def script_element(source: str) -> str:
 
 
 def script_hash(source: str) -> str:
-    """Return the hash with which a Content-Security-Policy permits the script of `script_element`."""
+    """Return the hash that permits the script of `script_element` in a Content-Security-Policy."""
     return text_hash(_closed(source))
 
 
 def text_hash(text: str) -> str:
-    """Return the hash with which a Content-Security-Policy permits a script element with this text."""
+    """Return the hash that permits a script element with this text in a Content-Security-Policy."""
     digest = hashlib.sha256(text.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 

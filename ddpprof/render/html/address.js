@@ -1,7 +1,7 @@
 "use strict";
-/* The address of the page: which step and which ranks its reader looks at, so that it can be shared. */
+/* The address of the page contains the selected step and ranks, so that the view can be shared. */
 
-/** Returns the part of the page, and the step and the ranks in it, that the address names, or null. */
+/** Returns the part of the page, the step and the ranks in the address; null if the address has none. */
 function readAddress() {
   const [, part, words] = /^#(step|timeline)\?(.+)$/.exec(location.hash) ?? [];
   if (!part) return null;

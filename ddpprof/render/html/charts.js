@@ -1,11 +1,11 @@
 "use strict";
-/* Charts: plotly's figures in the theme's colours. */
+/* Charts: plotly figures in the colors of the theme. */
 
 const PATTERNS = { exposed: "/", optimizer: ".", data: "x", other: "x", trailing: "\\", held: "-", queued: "|" };
 const NARROW = matchMedia("(max-width: 640px)");
 const drawn = new Map();
 
-/** Escapes text: plotly reads some HTML, and our text is never markup. */
+/** Escapes text, because plotly interprets some HTML, and our text is never markup. */
 function plain(text) {
   return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
@@ -14,7 +14,7 @@ function plainDeep(text) {
   return Array.isArray(text) ? text.map(plain) : plain(text);
 }
 
-/** Returns the current theme's colours of roles and surfaces. */
+/** Returns the colors of roles and surfaces in the current theme. */
 function palette() {
   const probe = document.createElement("span");
   document.body.append(probe);
@@ -32,7 +32,7 @@ function palette() {
   return colours;
 }
 
-/** Cuts text in the middle: kernels differ at their beginning, ops at their end. */
+/** Shortens text in the middle: kernel names differ at the beginning, and op names at the end. */
 function short(label) {
   const most = NARROW.matches ? 20 : 52;
   if (label.length <= most) return label;
@@ -40,7 +40,7 @@ function short(label) {
   return `${label.slice(0, head)}…${label.slice(head + 1 - most)}`;
 }
 
-/** Explains a bar chart's colours and patterns, above it. */
+/** Shows a legend of colors and patterns above a bar chart. */
 function showLegend(plot, data) {
   const bars = data.filter((trace) => trace.type === "bar" && trace.meta?.role);
   const legend = plot.parentElement.querySelector(".key") ?? document.createElement("ul");
@@ -97,7 +97,7 @@ function withTheme(layout, colours) {
   };
 }
 
-/** Returns the figure with the labels of its category axis cut to the room there is. */
+/** Returns the figure with the labels of its category axis shortened to fit. */
 function withLabels(figure) {
   const axis = figure.layout.yaxis;
   if (axis?.type !== "category") return figure;
@@ -127,7 +127,7 @@ function redrawAll() {
   for (const [plot, figure] of drawn) draw(plot, figure);
 }
 
-/** Sets up printing: on paper charts are light, and as wide as it is. */
+/** Sets up printing: printed charts use the light theme, and are as wide as the paper. */
 function setUpPrinting(redrawTimeline) {
   let before;
   addEventListener("beforeprint", () => {

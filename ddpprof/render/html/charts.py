@@ -43,7 +43,7 @@ from ddpprof.topics.overlap_slowdown import SlowedKernel
 from ddpprof.topics.steps.view import of_device, parts_of_ranks, typical_step
 
 _BAR, _AROUND = 30, 66
-"""height of a bar, and of everything around the bars, px"""
+"""height of a bar, and of everything around the bars, in pixels"""
 
 ROLES = {
     "forward": "forward",
@@ -221,7 +221,7 @@ def _span(row: BucketRow, stage: int) -> tuple[int, int] | None:
 
 
 def _stage(rows: Sequence[BucketRow], stage: int) -> dict[str, Any]:
-    """Return the bars of one stage, for all buckets for which the start and end of the stage are known."""
+    """Return the bars of one stage, for all buckets with a known start and end of this stage."""
     name, role = _STAGES[stage]
     known = [(row, *span) for row in rows if (span := _span(row, stage)) is not None]
     labels = [bucket_label(row.module, row.index, row.num_bytes) for row, _, _ in known]
@@ -374,7 +374,7 @@ def _line(name: str, role: str, curve: Sequence[CurvePoint], lengths_ns: Sequenc
 
 
 def _moments(run: WholeRun) -> list[tuple[int, str]]:
-    """Return the times, ns since 1970, at which slowdowns and a hang began, each with a label."""
+    """Return the times, in ns since 1970, at which slowdowns and a hang began, each with a label."""
     slower = [(one.began_ns, f"+{one.growth:.0%}") for one in run.slowdowns if one.began_ns is not None]
     if run.hang is not None and run.hang.since_unix_ns is not None:
         slower.append((run.hang.since_unix_ns, "hang"))

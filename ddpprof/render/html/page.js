@@ -4,7 +4,7 @@
 const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%:()*+-;,=.?@^_`{|}~";
 const CAN_UNPACK = typeof DecompressionStream !== "undefined";
 
-/** Decodes base 85: five digits are four bytes; at the end n + 1 digits are n bytes. */
+/** Decodes base 85: five digits are four bytes; at the end, n + 1 digits are n bytes. */
 function bytes(text) {
   const value = new Uint8Array(128);
   for (let digit = 0; digit < DIGITS.length; digit++) value[DIGITS.charCodeAt(digit)] = digit;
@@ -22,14 +22,14 @@ function unpack(element) {
   return new Response(packed.stream().pipeThrough(new DecompressionStream("gzip")));
 }
 
-/** Returns the JSON that the page carries under a name, or null. Large JSON is gzipped. */
+/** Returns the JSON that the page contains under this name, or null. Large JSON is gzipped. */
 async function readData(name) {
   const element = document.getElementById(name);
   if (element === null) return null;
   return element.dataset.encoding === "gzip" ? unpack(element).json() : JSON.parse(element.textContent);
 }
 
-/** Runs a script that the page carries gzipped; the page's policy permits its text. */
+/** Runs a script that the page contains in gzipped form. The page's policy permits its text. */
 async function loadScript(name) {
   const script = document.createElement("script");
   script.textContent = await unpack(document.getElementById(name)).text();
@@ -40,7 +40,7 @@ function announce(text) {
   document.getElementById("announcement").textContent = text;
 }
 
-/** Returns "dark" or "light": the reader's choice, else the system's preference. */
+/** Returns "dark" or "light": the reader's choice or, without one, the system's preference. */
 function currentTheme() {
   const chosen = document.documentElement.dataset.theme;
   if (chosen) return chosen;
@@ -66,14 +66,14 @@ function setUpTheme(redraw) {
   show();
 }
 
-/** Copies text; by way of a selection where pages from disk have no clipboard API. */
+/** Copies text. Without a clipboard API, as on pages from disk, the text is copied through a selection. */
 async function copyText(text) {
   if (navigator.clipboard && window.isSecureContext) {
     try {
       await navigator.clipboard.writeText(text);
       return true;
     } catch {
-      // The API refused; the other way may still work.
+      // The API failed. Copying through a selection may still work.
     }
   }
   const area = document.createElement("textarea");
@@ -100,7 +100,7 @@ function setUpCopies() {
   }
 }
 
-/** Shows definitions beside their terms; without popovers a term's link leads to the definitions. */
+/** Shows definitions beside their terms. Without popovers, the link of a term leads to its definition. */
 function setUpDefinitions() {
   const popover = document.getElementById("definition");
   if (!popover.showPopover) return;

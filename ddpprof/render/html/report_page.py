@@ -43,7 +43,7 @@ _CHARTS: Mapping[str, Callable[[Report], Iterable[Block]]] = {
     "slowdown": slowdown_chart,
     "whole-run": whole_run_chart,
 }
-"""topic → charts, which are placed before the topic's other blocks"""
+"""topic → charts that are placed before the topic's other blocks"""
 
 _NO_TIMELINE = "There is no timeline, because this page was made from a JSON report. A timeline needs the run itself."
 
@@ -98,7 +98,7 @@ def _head(report: Report, job: Iterable[Section]) -> str:
 
 
 def _leads(report: Report) -> str:
-    """Return the first changes with links to their findings, or a sentence that nothing needs to be changed."""
+    """Return the first changes with links to their findings, or a sentence saying that nothing needs to be changed."""
     first = first_changes(report)
     if not first:
         return escape(change_nothing(report))
@@ -152,7 +152,7 @@ def _timeline(report: Report, timeline: Timeline | None, is_drawn: bool) -> str:
         f'<div class="controls needs-script">{_choosers("drawn-ranks")}'
         f'<div class="group" role="group" aria-label="Zoom">{zooms}</div></div>'
         '<div class="plot needs-script" id="timeline-plot" tabindex="0" role="group" aria-label="Timeline. Plus and '
-        'minus zoom, arrows move, 0 shows the whole step. The table below has its numbers."></div>'
+        'minus zoom, arrows move, 0 shows the whole step. The table below contains its numbers."></div>'
         f'<p class="note">{_how_to_read(report, timeline)}</p>'
         f'<h3 class="needs-script" id="timeline-numbers-title">The step in numbers, ms{of_device(report)}</h3>'
         '<div class="scroll needs-script" role="region" tabindex="0" aria-labelledby="timeline-numbers-title">'

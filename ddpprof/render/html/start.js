@@ -1,5 +1,5 @@
 "use strict";
-/* Start of a page: draws its charts, and lets the reader choose steps and ranks. */
+/* Starts a page: draws its charts, and lets the reader choose steps and ranks. */
 
 /** Formats ms like the tables: two digits, ties to even. */
 function ms(ns) {
@@ -63,13 +63,13 @@ class Choice {
   }
 
   listenForRanks(name, choose, known) {
-    const more = name === "drawn-ranks" && known.length < this.steps.ranks.length ? " For others write the page with --only-ranks." : "";
+    const more = name === "drawn-ranks" && known.length < this.steps.ranks.length ? " To see other ranks, write the page with --only-ranks." : "";
     for (const input of document.querySelectorAll(`[data-choose=${name}]`)) {
       input.value = formatRanks(name === "chosen-ranks" ? this.ranks : this.drawnRanks);
       const problem = document.getElementById(input.getAttribute("aria-describedby"));
       input.addEventListener("change", () => {
         const ranks = parseRanks(input.value, known);
-        problem.textContent = ranks?.length ? "" : `No such rank on this page: it has ${formatRanks(known)}. Write ranks as 0-3, 8.${more}`;
+        problem.textContent = ranks?.length ? "" : `No such rank. This page has ranks ${formatRanks(known)}. Write ranks as 0-3, 8.${more}`;
         input.setAttribute("aria-invalid", String(!ranks?.length));
         if (!ranks?.length) return;
         choose(ranks);
@@ -78,7 +78,7 @@ class Choice {
     }
   }
 
-  /** A click on the map of all ranks draws that rank, too. */
+  /** A click on the map of all ranks also draws the clicked rank. */
   listenForClicks(map) {
     map.on("plotly_click", (event) => {
       const input = document.querySelector("[data-choose=chosen-ranks]");
@@ -87,13 +87,13 @@ class Choice {
     });
   }
 
-  /** Writes what was chosen into the address. `control`: where it was chosen. */
+  /** Writes the selection into the address. `control`: the control that was used. */
   remember(control) {
     const part = control.closest("section").id;
     writeAddress(part, this.step, formatRanks(part === "timeline" ? this.drawnRanks : this.ranks));
   }
 
-  /** Shows what the address names, or says that the page does not have it. */
+  /** Shows the step and the ranks in the address, or a message if the page does not have them. */
   followAddress() {
     const named = readAddress(), part = named && document.getElementById(named.part);
     const select = part?.querySelector("[data-choose=step]"), input = part?.querySelector("input[data-choose]");
@@ -174,7 +174,7 @@ class Choice {
   }
 }
 
-/** Draws the charts in view first, the others while the reader reads. */
+/** Draws the visible charts first, and then all other charts while the reader reads. */
 async function start() {
   setUpCopies();
   setUpDefinitions();

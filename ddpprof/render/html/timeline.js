@@ -1,5 +1,5 @@
 "use strict";
-/* The timeline of one step: lanes of the chosen ranks on one clock, as fine as the room allows. */
+/* The timeline of one step: lanes of the chosen ranks on one clock, as detailed as the width allows. */
 
 const LANES = [
   ["step", "step"], ["compute", "compute"], ["buckets", "buckets"], ["collectives", "comm"],
@@ -12,8 +12,8 @@ const CELL_PX = 3;
 const BLOCK_PX = 20;
 
 /**
- * Returns the spans of a lane that reach into [from, until). Spans narrower than a grain are joined where less than a
- * grain is between them: cell by cell under the kind with most time in it, and cells of one kind as blocks.
+ * Returns the spans of a lane that overlap with [from, until). Spans narrower than a grain are merged if the gap between
+ * them is less than a grain: each cell gets the kind with the most time in it, and cells of one kind form a block.
  */
 function visibleSpans(lane, from, until, grain) {
   const cell = (grain * CELL_PX) / GRAIN_PX, found = [];
@@ -69,7 +69,7 @@ class Timeline {
     plot.addEventListener("keydown", (event) => this.key(event));
   }
 
-  /** Draws a whole step of some ranks. */
+  /** Draws a whole step of these ranks. */
   show(step, ranks) {
     this.step = this.data.steps[step];
     this.ranks = ranks.filter((rank) => this.step && rank in this.step.ranks);
@@ -126,7 +126,7 @@ class Timeline {
     announce(`${(this.range[0] / 1e6).toFixed(2)} to ${(this.range[1] / 1e6).toFixed(2)} milliseconds`);
   }
 
-  /** Zooms with Ctrl and the wheel, as maps do: the wheel alone scrolls the page. */
+  /** Zooms with Ctrl and the mouse wheel, as in maps. The wheel alone scrolls the page. */
   wheel(event) {
     if (!event.ctrlKey && !event.metaKey) return;
     event.preventDefault();

@@ -21,7 +21,7 @@ MAX_SPANS = 60_000
 """maximum number of spans of the step shown first, and of all other steps together"""
 
 _MOST_KEPT = 8 * MAX_SPANS
-"""number of spans in memory above which spans too narrow to be visible are merged"""
+"""if more spans than this are in memory, spans that are too narrow to be visible are merged"""
 
 KINDS = (
     "forward", "backward", "exposed", "optimizer", "data", "other", "copy", "idle",

@@ -90,7 +90,7 @@ def _note(comparison: Comparison) -> str:
 
 
 def interval_of(change: MetricChange) -> tuple[float, float] | None:
-    """Return the interval to show, ns: from the variation between runs or, with one run on each side, between steps."""
+    """Return the interval to show, in ns: from the variation between runs or, for one run per side, between steps."""
     if change.difference is not None and change.difference.is_measured:
         return change.difference.low_ns, change.difference.high_ns
     if change.of_steps is None or change.of_steps.low is None or change.of_steps.high is None:
@@ -204,7 +204,7 @@ def _more_runs(
     needed = runs_wanted(comparison, verdicts)
     if needed is None:
         return
-    told = "growth beyond its limits" if verdicts else f"a difference of {NOTICEABLE:.0%} of the step"
+    told = "an increase beyond the limits" if verdicts else f"a difference of {NOTICEABLE:.0%} of the step"
     if needed > MOST_RUNS:
         yield Line(
             f"More than {MOST_RUNS} runs on each side would be needed to distinguish {told} from noise, because the "

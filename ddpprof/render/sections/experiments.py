@@ -69,8 +69,8 @@ def overhead_sections(report: OverheadReport) -> Iterable[Section]:
             (str(number), ms(one.with_ns), ms(one.without_ns), f"{one.ratio:.3f}", str(one.num_pairs))
             for number, one in enumerate(report.rounds, 1)
         ),
-        "pair: a block of steps with DDP and one without, in the same job, or, with --apart, one job with DDP and "
-        "one without; ratio: median over the pairs",
+        "pair: a block of steps with DDP and a block without DDP in the same job or, with --apart, a job with DDP and "
+        "a job without DDP; ratio: median over the pairs",
     )
 
 
@@ -94,7 +94,7 @@ def _verdict(report: OverheadReport) -> str:
 
 
 def _at_best(report: OverheadReport) -> Iterable[Section]:
-    """Yield a line that shows the overhead that is unavoidable on this link, and the samples per second."""
+    """Yield a line with the unavoidable overhead on this link, and the samples per second."""
     said = []
     if report.least_ns is not None and (report.job.world_size or 1) > 1:
         transfer, least = ms(report.transfer_ns), report.least_ns / report.without_ns
@@ -354,10 +354,10 @@ def _crossover(report: SweepReport, found: SweepCrossover) -> str:
         )
     grows = ""
     if c.slope_ratio is not None:
-        grows = f" Above this size, the time of {clean(found.above)} grows {c.slope_ratio:.2f} times more slowly."
+        grows = f" Its time also grows {c.slope_ratio:.2f} times more slowly with the size."
     return (
-        f"{clean(found.above)} overtakes {clean(found.below)} at {_size_name(report)} {three_digits(c.size)} "
-        f"(95% interval {low} to {high}).{grows}"
+        f"Above {_size_name(report)} {three_digits(c.size)} (95% interval {low} to {high}), the configuration "
+        f"{clean(found.above)} is faster than {clean(found.below)}.{grows}"
     )
 
 
@@ -410,7 +410,7 @@ def _tuned_verdict(report: TuneReport) -> Iterable[Section]:
 
 
 def _nothing(report: TuneReport) -> str:
-    """Return a sentence for a `tune` run that found no faster setting: whether there may be one, and what to do."""
+    """Return a sentence for a `tune` run without a faster setting: whether there may be one, and what to do."""
     known = [one for one in report.tried if one.ratio is not None and one.fate is Fate.TRIED]
     now = f"the unchanged job ({in_ms(report.now.step_ns)} per step)"
     if not known:
@@ -439,9 +439,9 @@ def _nothing(report: TuneReport) -> str:
 
 
 _CERTAIN = 0.9
-"""step-time ratio to the unchanged job that must be excluded to report that no setting is faster"""
+"""to report that no setting is faster, the intervals must exclude this ratio to the step time of the unchanged job"""
 _STEADY = 1.1
-"""maximum of (slowest start / fastest start) for a machine to count as steady"""
+"""a machine counts as steady up to this ratio of the slowest to the fastest start"""
 _ENOUGH = 10
 """minimum number of rounds to recommend"""
 

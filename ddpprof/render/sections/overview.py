@@ -151,7 +151,7 @@ def _own_computation(report: Report) -> str:
         return ""
     share = percent(computing_ns / sum(parts.values()))
     return (
-        f" {share} of the step is computation of the model and the optimizer, whose efficiency ddpprof does not judge: "
+        f" {share} of the step is computation of the model and the optimizer. ddpprof does not judge its efficiency: "
         "look at its operators with ddpprof timeline."
     )
 
@@ -160,7 +160,7 @@ _COMPUTATION = ("forward_ns", "backward_ns", "optimizer_ns")
 
 
 def _undecided(report: Report) -> str:
-    """Return a sentence about a finding for which this run is too short; empty if there is none."""
+    """Return a sentence about a finding that needs a longer run; empty if there is no such finding."""
     undecided = next((one for one in report.findings if one.longer_recording is not None), None)
     if undecided is None:
         return ""
@@ -197,7 +197,7 @@ def _otherwise(report: Report) -> str:
 
 
 def _lacks_profiled_steps(report: Report) -> bool:
-    """Return whether ddpprof recorded a run that did not fail but has no profiled steps."""
+    """Return whether the run was recorded by ddpprof, did not fail, and has no profiled steps."""
     was_recorded = file_of(report) is None and report.failure is None and report.job.modules
     return bool(was_recorded) and not any(rank.steps for rank in report.ranks)
 
@@ -234,7 +234,7 @@ def without_step_options(words: Sequence[str]) -> list[str]:
 
 
 def longer_recording(report: Report, finding: Finding) -> str:
-    """Return the command whose recording is long enough to show whether the finding is noise."""
+    """Return the command that records long enough to show whether the finding is noise."""
     words = shlex.join(without_step_options(report.job.recorded_with)) or "train.py"
     return f"ddpprof trace {finding.longer_recording} {words}"
 
@@ -321,16 +321,16 @@ def verdict_of_steps(report: Report) -> StepVerdict:
     share = exposed_ns / profiled_ns if profiled_ns else None
     numbers += [
         Number("communication", in_ms(comm_ns)),
-        Number("of it hidden", percent(1 - exposed_ns / comm_ns if comm_ns else None)),
+        Number("hidden", percent(1 - exposed_ns / comm_ns if comm_ns else None)),
         Number("exposed", in_ms(exposed_ns)),
         Number("trailing", in_ms(trailing_ns)),
     ]
-    exposed = f"xposed communication {'is' if report.failure is None else 'was'} {in_ms(exposed_ns)}"
+    exposed = f"xposed communication {'takes' if report.failure is None else 'took'} {in_ms(exposed_ns)}"
     text = f"{_step_takes(report, step_ns)}. "
     if step_ns == profiled_ns:
-        text += f"E{exposed} of it, {percent(share)}."
+        text += f"E{exposed}, {percent(share)} of the step."
     else:
-        text += f"In the profiled steps, e{exposed} of {in_ms(profiled_ns)}, {percent(share)}."
+        text += f"In the profiled steps, e{exposed} of {in_ms(profiled_ns)} ({percent(share)})."
     idle = _IDLE_OF_DEVICE if is_accelerator(report.job.device) else _IDLE_OF_HOST
     text += _larger_cost(steps, exposed_ns, profiled_ns, idle, profiler_ns=max(0, profiled_ns - (step_ns or 0)))
     text += _left_out(report, len({step.step for step in steps}))
@@ -379,8 +379,8 @@ def _left_out(report: Report, num_usual: int) -> str:
     some = f"{len(ratios)} of {len(ratios) + num_usual} profiled steps"
     pauses = report.whole_run.pauses if report.whole_run is not None else ()
     may_evaluate = any(one.kind in (PauseKind.EVALUATION, PauseKind.SAVE) for one in pauses)
-    why = ", mostly for communication" if not may_evaluate and _are_longer_for_communication(report) else ""
-    return f" The numbers leave out {some}, which took {times} times as long{why}."
+    why = ", mostly because of communication" if not may_evaluate and _are_longer_for_communication(report) else ""
+    return f" These numbers exclude {some}, which took {times} times as long{why}."
 
 
 def _are_longer_for_communication(report: Report) -> bool:
@@ -518,7 +518,9 @@ def _next(report: Report, paths: Sequence[str], can_replay: bool) -> Iterator[Se
     if left := _left_to_try(report, paths):
         is_known = any(not one.is_noise for one in left)
         lossy = " --allow-lossy" if all(one.is_lossy for one in left) else ""
-        commands.append((_to_try(report, left[0]) if is_known else "measure what to try", f"ddpprof try {run}{lossy}"))
+        commands.append(
+            (_to_try(report, left[0]) if is_known else "measure uncertain gains", f"ddpprof try {run}{lossy}")
+        )
     elif (edit := _to_edit(report, paths)) is not None:
         commands.append(("measure your fix", f"ddpprof try {run} --finding {edit} --script CHANGED.py"))
     if report.failure is None and len(paths) == 1:
@@ -534,14 +536,14 @@ def _next(report: Report, paths: Sequence[str], can_replay: bool) -> Iterator[Se
 
 
 def _to_try(report: Report, finding: Finding) -> str:
-    """Return the name of the command that tries a finding, which may not be the first one."""
+    """Return the label of the command that tries a finding. The finding may not be the first one."""
     first = first_changes(report)
     number = report.findings.index(finding) + 1
     return "try the first fix" if first and first[-1][0].number == number else f"try finding {number}"
 
 
 def _left_to_try(report: Report, paths: Sequence[str]) -> list[Finding]:
-    """Return the findings that have not been tried yet, and whose change `ddpprof try` can apply."""
+    """Return the findings with a change that `ddpprof try` can apply and has not tried yet."""
     if len(paths) != 1 or not report.job.recorded_with or report.failure is not None:
         return []
     return [one for one in report.findings if one.change is not None and not one.is_decided and one.has_advice]

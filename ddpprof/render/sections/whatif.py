@@ -160,7 +160,7 @@ def _of_world(answer: WhatIf) -> Iterable[Section]:
 
 
 def _of_which_ddp(answer: WhatIf, step_ns: float) -> str:
-    """Return sentences that say how much of the time saved by larger batches is communication."""
+    """Return sentences about the share of communication in the time that larger batches save."""
     was_ns, ratio = answer.without_world_comm_ns, answer.work_ratio
     if was_ns is None or answer.without_world_ns is None or ratio <= 1:
         return ""
@@ -177,7 +177,7 @@ def _best(answer: WhatIf) -> Iterable[Section]:
     if best is None:
         return
     if not best.label:
-        yield Line("Best buckets found: the recorded ones.")
+        yield Line("Best buckets found: the recorded buckets.")
         return
     caps = f"{best.label}{equal_caps(answer.equal_mb)}"
     found = f"Best buckets found: {caps}: {in_ms(best.prediction.step_ns)}, {_saving(best)}"

@@ -38,17 +38,17 @@ Rows = Sequence[BucketRow]
 """gradient buckets of all DDP modules"""
 
 _CUT = 0.8
-"""a smaller cap is advised only if it reduces the bucket to this share or less; a bucket with one large parameter
-cannot be reduced"""
+"""a smaller cap is advised only if it reduces the size of the bucket to this share or less; a bucket with a single
+large parameter cannot become smaller"""
 
 _NEARLY_ALL = 0.6
-"""minimum share of all gradient bytes for a bucket to determine when communication starts and ends"""
+"""a bucket with at least this share of all gradient bytes determines when communication starts and ends"""
 
 _MOST_SHOWN = 6
 
 
 def _gradient_buckets(rows: Rows, view: View) -> Iterator[tuple[DdpModule, tuple[BucketRow, ...]]]:
-    """Yield the modules whose bucket sizes are all known, with their buckets. Sparse gradients have unknown sizes."""
+    """Yield each module with known bucket sizes, and its buckets. The size of sparse gradients is unknown."""
     for index, module in enumerate(view.modules):
         buckets = tuple(b for b in rows if b.module == index)
         if buckets and all(bucket.num_bytes is not None for bucket in buckets):
@@ -60,9 +60,9 @@ def _total_bytes(buckets: Sequence[BucketRow]) -> int:
 
 
 def trailing_communication(rows: Rows, view: View) -> Iterator[Finding]:
-    """Report communication after the backward pass, because the last bucket is late or the link is the bottleneck.
+    """Report communication that continues after the backward pass because the last bucket is late or the link is slow.
 
-    Yields nothing if a step trains several modules, because the communication could belong to any of them.
+    Reports nothing if a step trains several modules, because the communication could belong to any of them.
     """
     if view.trailing_ns is None or not view.worth(view.trailing_ns) or len(view.modules) > 1:
         return
@@ -105,7 +105,7 @@ def trailing_communication(rows: Rows, view: View) -> Iterator[Finding]:
             name = "The last bucket" if late is last else f"Bucket {late.index}"
             transfer = passes * (late.transfer_ns or 0)
             title = f"{name} ({size(bytes_of(late))}) is sent when no computation is left to hide it"
-            evidence += f"; it alone takes {in_ms(transfer)}"
+            evidence += f"; this bucket alone takes {in_ms(transfer)}"
             if not view.is_compiled:
                 evidence += f", and {_leaves(new, left, late)}"
             change = _halving(view, module)
@@ -129,7 +129,7 @@ def trailing_communication(rows: Rows, view: View) -> Iterator[Finding]:
 
 
 def _all(buckets: Sequence[BucketRow]) -> str:
-    return "the only bucket needs" if len(buckets) == 1 else f"all buckets ({len(buckets)}) need"
+    return "the only bucket takes" if len(buckets) == 1 else f"all {len(buckets)} buckets take"
 
 
 def _backward(num_passes: int) -> str:
@@ -141,12 +141,12 @@ def _leaves(new: NewBuckets, left: float, late: BucketRow) -> str:
         return "the replay finds no bucket sizes that shorten the step"
     if new.predicted is not None and left <= _CUT:
         return "the replay finds no bucket sizes that shorten the step noticeably"
-    cut = "a smaller bucket_cap_mb leaves" if new.predicted is None else "the best buckets found leave"
-    return f"{cut} {size(left * bytes_of(late))} of it"
+    cut = "a smaller bucket_cap_mb" if new.predicted is None else "the best bucket sizes found"
+    return f"{cut} would only reduce it to {size(left * bytes_of(late))}"
 
 
 def _link_ns(buckets: Sequence[BucketRow]) -> int:
-    """Return how long the buckets use the link, ns. If end times are known, concurrent buckets are counted once."""
+    """Return how long the buckets use the link, in ns. If end times are known, concurrent buckets count once."""
     spans = [(b.finished_ns - b.transfer_ns, b.finished_ns) for b in buckets if b.finished_ns and b.transfer_ns]
     if len(spans) < len(buckets):
         return sum(b.transfer_ns or 0 for b in buckets)
@@ -158,13 +158,13 @@ def _link_ns(buckets: Sequence[BucketRow]) -> int:
 
 
 def _first_gradient_ns(buckets: Sequence[BucketRow]) -> int:
-    """Return the time at which the first gradient is ready, ns since the end of the forward."""
+    """Return the time at which the first gradient is ready, in ns since the end of the forward."""
     times = [b.ready_ns if b.first_ready_ns is None else b.first_ready_ns for b in buckets]
     return min(time for time in times if time is not None)
 
 
 def _what_trails(buckets: Sequence[BucketRow], trailing_ns: int) -> BucketRow:
-    """Return the bucket that causes most trailing communication: the last bucket, or one with most of the bytes."""
+    """Return the bucket that causes most trailing communication: the last one, or one with most of the bytes."""
     large, last = max(buckets, key=bytes_of), buckets[-1]
     if bytes_of(large) < _NEARLY_ALL * _total_bytes(buckets):
         return last
@@ -172,7 +172,7 @@ def _what_trails(buckets: Sequence[BucketRow], trailing_ns: int) -> BucketRow:
 
 
 def _halving(view: View, module: DdpModule) -> Change | None:
-    """Return the comm hook that halves gradients, if it can be registered and is worthwhile."""
+    """Return the comm hook that sends gradients in 16 bits, if it can be registered and would save enough time."""
     predicted, compress = view.predictions.compression, compression(view.framework, view.backend)
     can_halve = module.comm_hook is None and any(one.dtype in _HALVED for one in module.parameters)
     if not can_halve or compress is None or (predicted is not None and not view.worth(None, predicted)):
@@ -196,11 +196,11 @@ def _fewer_bytes(view: View, module: DdpModule) -> tuple[str, Predicted | None]:
 
 
 _HALVED = ("float32", "float64", None)
-"""gradient dtypes that a hook can compress; ``None`` if unknown"""
+"""gradient dtypes that a hook can compress; ``None`` stands for an unknown dtype"""
 
 
 def buckets_too_large(rows: Rows, view: View) -> Iterator[Finding]:
-    """Report a bucket with most of the gradients, whose all-reduce starts only near the end of the backward pass."""
+    """Report a bucket with most of the gradients: its all-reduce starts only near the end of the backward pass."""
     if view.is_compiled or view.exposed_ns is None or not view.worth(view.exposed_ns):
         return
     for module, buckets in _gradient_buckets(rows, view):
@@ -220,8 +220,9 @@ def buckets_too_large(rows: Rows, view: View) -> Iterator[Finding]:
             yield Finding(
                 "buckets-too-large",
                 f"Bucket {largest.index} holds {bytes_of(largest) / total:.0%} of the gradients, so it starts late",
-                f"{size(bytes_of(largest))} of {size(total)} take {in_ms(largest.ready_ns - largest.first_ready_ns)} "
-                f"to fill, from the first gradient to the last, and then {in_ms(largest.transfer_ns)} to send",
+                f"its {size(bytes_of(largest))} (of {size(total)}) take "
+                f"{in_ms(largest.ready_ns - largest.first_ready_ns)} to become ready, from the first gradient to the "
+                f"last, and then {in_ms(largest.transfer_ns)} to send",
                 f"Split it: {call_for(view.framework, new)}.",
                 at_most(gain, new.predicted),
                 predicted=new.predicted,
@@ -232,7 +233,7 @@ def buckets_too_large(rows: Rows, view: View) -> Iterator[Finding]:
 
 
 def buckets_too_small(rows: Rows, view: View) -> Iterator[Finding]:
-    """Report many small buckets, whose cost is latency rather than bandwidth."""
+    """Report many small buckets. They cost latency rather than bandwidth."""
     if view.is_compiled or view.exposed_ns is None:
         return
     for module, buckets in _gradient_buckets(rows, view):
@@ -266,9 +267,9 @@ _USE_DEFAULT = (
 
 
 def _fewer_buckets(view: View, module: DdpModule, now: int) -> NewBuckets:
-    """Return DDP's default buckets, or the best predicted buckets if they are fewer than the current buckets.
+    """Return the best predicted buckets if this reduces their number; otherwise, return DDP's default buckets.
 
-    Predictions with as many or more buckets are ignored, because buckets of equal size do not show their latency.
+    Predictions that do not reduce the number are ignored, because buckets of equal size do not show their latency.
     """
     best = view.predictions.best_buckets
     if best is not None and len(best.bucket_bytes) < now:
@@ -277,7 +278,7 @@ def _fewer_buckets(view: View, module: DdpModule, now: int) -> NewBuckets:
 
 
 def first_bucket_late(rows: Rows, view: View) -> Iterator[Finding]:
-    """Report a first all-reduce that starts late because its bucket takes long to fill."""
+    """Report that the first all-reduce starts late because its bucket takes a long time to fill."""
     if view.is_compiled or view.exposed_ns is None:
         return
     for module, buckets in _gradient_buckets(rows, view):
@@ -320,7 +321,7 @@ def _smaller_first(view: View, module: DdpModule) -> NewBuckets | None:
 
 
 def better_buckets(rows: Rows, view: View) -> Iterator[Finding]:
-    """Report other bucket sizes that are predicted to shorten the step by more than the replay's error."""
+    """Report bucket sizes that are predicted to shorten the step by more than the error of the replay."""
     best = view.predictions.best_buckets
     if best is None or best.predicted is None or view.is_compiled:
         return
@@ -346,10 +347,11 @@ def _sizes(num_bytes: Sequence[int]) -> str:
 
 
 def late_parameter(rows: Rows, view: View) -> Iterator[Finding]:
-    """Report a late gradient that delays its bucket, and with it later buckets, because DDP launches them in order.
+    """Report a late gradient that delays its bucket and all later buckets, because DDP launches buckets in order.
 
-    Compiled models are excluded, because the late gradient may come from another graph, which `compiled_graphs`
-    reports. So are needless searches for unused parameters: without the search, DDP orders the buckets itself.
+    Compiled models are excluded, because the late gradient may come from another graph; `compiled_graphs` reports
+    this. Modules that search for unused parameters without need are also excluded: without the search, DDP would
+    reorder the buckets itself.
     """
     if view.is_compiled or view.exposed_ns is None:
         return
@@ -367,9 +369,9 @@ def late_parameter(rows: Rows, view: View) -> Iterator[Finding]:
             yield Finding(
                 "late-parameter",
                 f"{parameter} delays {len(waiting) + 1} buckets",
-                f"its gradient is the last of bucket {bucket.index}, for which {count(len(waiting), 'bucket')} "
-                f"{'waits' if len(waiting) == 1 else 'wait'} up to {in_ms(max(waiting))}, because DDP launches buckets "
-                "in order",
+                f"its gradient is the last one in bucket {bucket.index}; DDP launches buckets in order, so "
+                f"{count(len(waiting), 'other bucket')} {'waits' if len(waiting) == 1 else 'wait'} up to "
+                f"{in_ms(max(waiting))} for this bucket",
                 _reorder(module, parameter),
                 gain_ns,
                 predicted=predicted,
@@ -380,9 +382,9 @@ def late_parameter(rows: Rows, view: View) -> Iterator[Finding]:
 
 
 def _blocking(buckets: Sequence[BucketRow]) -> Iterator[tuple[BucketRow, str, Sequence[int]]]:
-    """Yield buckets for which later buckets wait, their last parameter, and how long each of the later ones waits, ns.
+    """Yield each bucket that later buckets wait for, its last parameter, and the waits of these later buckets in ns.
 
-    A bucket that itself waits for an earlier bucket does not count.
+    A bucket that is itself waiting for an earlier bucket is skipped.
     """
     before_ns = 0
     for position, bucket in enumerate(buckets):
@@ -398,8 +400,9 @@ def _blocking(buckets: Sequence[BucketRow]) -> Iterator[tuple[BucketRow, str, Se
 def _reorder(module: DdpModule, parameter: str) -> str:
     if is_rebuilt(module):
         return (
-            "DDP ordered its buckets by rank 0's first backward pass, in which this gradient was ready earlier. "
-            "Make gradients become ready in the same order in the first step as in all later steps, on every rank."
+            "DDP arranged its buckets according to rank 0's first backward pass, in which this gradient was ready "
+            "earlier. Make gradients become ready in the same order in the first step as in all later steps, on every "
+            "rank."
         )
     return (
         f"Define {parameter} earlier in the model, in the order in which forward uses the layers: with "
@@ -422,7 +425,7 @@ def bucket_sizes_under(module: DdpModule, caps_mib: Sequence[float]) -> tuple[in
 
 
 def bytes_of(bucket: BucketRow) -> int:
-    """Return the size of a bucket whose size is known, as in a recorded module without sparse gradients."""
+    """Return the size of a bucket. The size must be known, as in a recorded module without sparse gradients."""
     return bucket.num_bytes or 0
 
 
@@ -432,7 +435,7 @@ def smaller_cap(module: DdpModule, buckets: Sequence[BucketRow]) -> int:
 
 
 def call_for(framework: str | None, new: NewBuckets) -> str:
-    """Return the end of a sentence that says how to make DDP build these buckets."""
+    """Return the instruction that makes DDP build these buckets, for use at the end of a sentence."""
     if new.is_default:
         return without_ddp_argument(framework, "bucket_cap_mb")
     if new.predicted is None:
@@ -443,7 +446,7 @@ def call_for(framework: str | None, new: NewBuckets) -> str:
 
 
 def advised_buckets(predictions: Predictions, module: DdpModule, buckets: Sequence[BucketRow]) -> NewBuckets:
-    """Return the best buckets found by the replay. If there is none, return the buckets under a quarter of the cap."""
+    """Return the best buckets found by the replay or, if there are none, buckets under a quarter of the cap."""
     if predictions.best_buckets is not None:
         return predictions.best_buckets
     cap = smaller_cap(module, buckets)

@@ -9,7 +9,7 @@ have several synchronized backward passes through one module; each pass sends al
 
 A row of the bucket table has the medians over backward passes, steps and ranks, and the rank that launched last:
 
-    transfer  shortest duration of the bucket's collective over the ranks; on other ranks it includes waiting
+    transfer  shortest duration of the bucket's collective over the ranks; on other ranks, the duration includes waiting
     late by   last rank's launch - first rank's launch, on the clock of one host
 """
 
@@ -51,7 +51,7 @@ class BucketStep:
     module: int
     index: int
     origin_ns: int
-    """end of the DDP forward, ns since 1970"""
+    """end of the DDP forward, in ns since 1970"""
     first_ready_ns: int | None = None
     """time at which its first gradient was accumulated"""
     ready_ns: int | None = None
@@ -59,7 +59,7 @@ class BucketStep:
     started_ns: int | None = None
     finished_ns: int | None = None
     last_parameter: int | None = None
-    """reducer index of the parameter whose gradient was accumulated last"""
+    """reducer index of the parameter with the last accumulated gradient"""
     previous_ready_ns: int | None = None
     """time at which its second-to-last gradient was accumulated"""
     pass_index: int = 0
@@ -67,7 +67,7 @@ class BucketStep:
 
 
 def measure_buckets(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace | None) -> tuple[BucketStep, ...]:
-    """Return all buckets of all synchronized backward passes of `step`. `trace`: the trace, if it was profiled."""
+    """Return the buckets of all synchronized backward passes of `step`. `trace`: its trace, if profiled."""
     if not fits(modules, step):
         return ()
     seen = _from_trace(modules, step, trace) if trace is not None else _from_record(step)
@@ -106,12 +106,12 @@ def _bucket_step(
 
 
 def fits(modules: Sequence[DdpModule], step: RecordedStep) -> bool:
-    """Return whether all backward passes of `step` fit these modules."""
+    """Return whether all backward passes of `step` are consistent with these modules."""
     return all(pass_fits(modules, one) for one in step.passes)
 
 
 def pass_fits(modules: Sequence[DdpModule], one: BackwardPass) -> bool:
-    """Return whether the pass belongs to one of these modules. A killed rank may not have recorded all modules."""
+    """Return whether the pass is of one of these modules. A killed rank may not have recorded all of them."""
     return 0 <= one.module < len(modules) and len(one.ready_ns) == len(modules[one.module].parameters)
 
 
@@ -145,8 +145,8 @@ def bucket_rows(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace) 
     """Return the row of each bucket's all-reduce. Keys are (position of the backward pass in the step, bucket index).
 
     Buckets and all-reduces are paired in launch order. If the backward pass has other all-reduces, such as
-    SyncBatchNorm's, only all-reduces launched by gradient hooks are used. The result is empty if the numbers still
-    differ, for example because a comm hook calls several collectives per bucket.
+    SyncBatchNorm's, only all-reduces launched by gradient hooks are used. The result is empty if there are still more
+    or fewer all-reduces than buckets, for example because a comm hook calls several collectives per bucket.
     """
     numbers = [s.number for s in trace.steps]
     if step.number not in numbers or not fits(modules, step):

@@ -39,9 +39,9 @@ _Sizes = tuple[int, ...]
 class TracedBuckets:
     buckets: tuple[BucketRow, ...]
     notes: tuple[str, ...]
-    """notes for the report, for example on steps that were left out"""
+    """notes for the report, for example about excluded steps"""
     ranks: Mapping[int, tuple[BucketStep, ...]] = field(default_factory=dict)
-    """rank → its buckets in the steps that were not left out"""
+    """rank → its buckets, without excluded steps"""
 
 
 NO_BUCKETS = TracedBuckets((), ())
@@ -207,7 +207,7 @@ def _first_of_passes(sizes: Int64Column, ended: NDArray[np.int64]) -> list[int]:
 
 
 def _backward(passes: Sequence[BackwardCompute], at_ns: int | None) -> BackwardCompute | None:
-    """Return the computation of the backward pass in progress at `at_ns`, or of the step's last pass."""
+    """Return the last backward pass that began before `at_ns`; without `at_ns`, the last pass of the step."""
     begun = [one for one in passes if at_ns is None or one.start_ns <= at_ns]
     return begun[-1] if begun else None
 

@@ -50,13 +50,13 @@ from ddpprof.topics.ranks.stragglers import (
 from ddpprof.topics.steps.overlap import spans_of
 
 RecordedSteps = Callable[[Sequence[int]], Mapping[int, Sequence[RecordedStep]]]
-"""function that loads the recorded steps of ranks, without baseline steps"""
+"""function that loads the recorded steps of ranks, except baseline steps"""
 
 _MOST_OTHERS = 63
 """maximum number of ranks with which a straggler's gradients are compared"""
 _MOST_GRADIENTS = 3
 _MOSTLY = 0.8
-"""minimum share of the collectives in which a rank arrives last to mention it"""
+"""a rank is mentioned if it arrives last in at least this share of the collectives"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class TracedCollectives:
     collectives: RankCollectives
     """collectives of training steps"""
     message_bytes: Mapping[int, int]
-    """row of ``collectives`` → bytes, for gradient all-reduces whose sizes the recorder knows"""
+    """row of ``collectives`` → bytes, for gradient all-reduces with sizes known to the recorder"""
     exposed: Spans
     """spans of communication without concurrent computation"""
 
@@ -147,8 +147,8 @@ def across_ranks(
 ) -> tuple[AcrossRanks, tuple[str, ...]]:
     """Return the measures of all ranks together, and descriptions of collectives that do not match.
 
-    `progress`: steps by rank, for the ranks that average their gradients with each other. `with_record`: the ranks
-    among them that have a record.
+    `progress`: steps by rank, for the ranks that average their gradients with each other. `with_record`: those of
+    these ranks that have a record.
     """
     known = [trace.collectives for trace in traced.values()]
     matched = match_collectives(known)
@@ -260,7 +260,7 @@ def waiting_table(across: AcrossRanks) -> Iterable[Section]:
 
 
 def _least_waiting(waiting: Sequence[RankWaiting]) -> Sequence[RankWaiting]:
-    """Return all ranks or, if there are many, the ranks that wait least, for which the other ranks wait."""
+    """Return all ranks or, if there are many, the ranks that wait least. The other ranks wait for these ranks."""
     if len(waiting) <= MAX_RANKS:
         return waiting
     return sorted(waiting, key=lambda one: one.waiting_per_step_ns or 0)[:MAX_RANKS]

@@ -9,9 +9,9 @@ of (end on the rank - end on the reference). Drift: the Theil-Sen slope of that 
 confidence interval excludes 0 and the drift exceeds the noise.
 
 Bound: a collective in which every rank depends on every other rank cannot end on any rank before it has started on all
-ranks. From each such collective, the offset is between (start on the rank - end on the reference) and (end on the rank
-- start on the reference). The estimate is clamped to the intersection of these intervals, and the bound is its distance
-to the farther end. With gloo, a thread that waits for a core records the end late, which widens the bound.
+ranks. Each such collective limits the offset to between (start on the rank - end on the reference) and (end on the
+rank - start on the reference). The estimate is clamped to the intersection of these intervals, and the bound is its
+distance to the farther end. With gloo, a thread that waits for a core records the end late, which widens the bound.
 
 Ranks on the reference's host use the same clock, unless the ends of their collectives contradict this. The remaining
 difference results from each profiler's conversion of CPU timestamps into time since 1970.
@@ -57,8 +57,8 @@ class RankClock:
     """time by which the rank's clock is ahead of the reference, at ``CommonClock.at_ns``"""
     drift_ppm: float
     bound_ns: int | None
-    """maximum error of the offset; ``None`` if the collectives contradict each other because one was misidentified or
-    the clock jumped"""
+    """maximum error of the offset; ``None`` if the collectives contradict each other because one collective was
+    misidentified, or the clock jumped"""
     num_collectives: int
     """number of collectives shared by this rank and the reference"""
     noise_ns: int | None = None
@@ -85,7 +85,7 @@ class CommonClock:
     at_ns: int
     """time on the reference's clock to which the offsets refer"""
     ranks: tuple[RankClock, ...]
-    """clocks in order of rank, the reference first; without ranks that share no collective with the reference"""
+    """clocks in order of rank, starting with the reference; ranks that share no collective with it are excluded"""
     hosts: tuple[HostClock, ...]
 
     def find(self, rank: int) -> RankClock | None:
@@ -148,7 +148,7 @@ class _Pair:
     """The collectives that a rank shares with the reference."""
 
     since: NDArray[np.float64]
-    """time from `at_ns` to the end on the reference, ns"""
+    """time from `at_ns` to the end on the reference, in ns"""
     difference: Int64Column
     """end on the rank - end on the reference"""
     lowest: Int64Column
@@ -165,7 +165,7 @@ class _Pair:
         return all(abs(line.at(edge) - other.at(edge)) <= noise for edge in (self.since.min(), self.since.max()))
 
     def allows(self, line: _Line) -> bool:
-        """Return whether, according to `line`, each collective started on both ranks before it ended on one of them."""
+        """Return whether, according to `line`, each collective started on both ranks before it ended on either."""
         moved = np.rint(line.offset_ns + self.since * line.drift).astype(np.int64)
         return bool((self.lowest <= moved).all() and (moved <= self.highest).all())
 

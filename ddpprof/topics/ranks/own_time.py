@@ -2,18 +2,18 @@
 
     own time of step k = from the end of step k-1's gradient communication, which all ranks reach together,
                          to the launch of step k's last gradient collective,
-                         without the rank's waits for communication in between
+                         excluding the rank's waits for communication in between
 
-This needs no common clock, and shows which rank is late, although all ranks wait for it and therefore take the same
-time per step. Waits are excluded because another rank causes them. For example, in the forward all ranks wait for the
-buffers of rank 0. The own time of a step after a gap in the trace starts with the step, so it lacks the previous step's
-optimizer.
+Own time needs no common clock. It shows which rank is late, although all ranks take the same time per step because
+they wait for the late rank. Waits are excluded because another rank causes them. For example, in the forward all ranks
+wait for the buffers of rank 0. The own time of a step after a gap in the trace starts with the step, so it lacks the
+previous step's optimizer.
 
-On CPU, the time from the call to the end of a collective outside the backward pass is waiting, except for computation
-in it. Time that belongs to none of the parts below is waiting for gradients. On an accelerator, time in which only
-communication runs is waiting. It counts as waiting for gradients, which the optimizer needs first, only if the next
-kernel has been launched but has not started. A gap before a kernel that was launched late belongs to that kernel's
-phase.
+On CPU, a collective outside the backward pass counts as waiting from its call to its end, except for computation
+during this time. Time that belongs to none of the parts below is waiting for gradients. On an accelerator, time in
+which only communication runs is waiting. It counts as waiting for gradients only if the next kernel, such as the
+optimizer's first one, has been launched but has not started. A gap before a kernel that was launched late belongs to
+that kernel's phase.
 
     data        waiting for the DataLoader; on an accelerator, only while the device is idle
     forward     DistributedDataParallel.forward
@@ -308,7 +308,7 @@ class RankWaiting:
     waiting_per_step_ns: Annotated[int | None, Number("time spent waiting for other ranks per step, median")]
     """waiting time per step, with concurrent collectives counted once; median over steps; ``None`` without steps"""
     total_waiting_ns: int
-    exposed_waiting_ns: Annotated[int | None, Number("waiting per step without computation, mean")] = None
+    exposed_waiting_ns: Annotated[int | None, Number("mean waiting time per step without computation")] = None
 
 
 def measure_arrivals(

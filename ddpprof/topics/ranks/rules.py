@@ -1,4 +1,4 @@
-"""Rules about a single rank that all other ranks wait for."""
+"""Rules that find a single rank for which all other ranks wait."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def straggler(lateness: Lateness, view: View) -> Iterator[Finding]:
 
 
 def slow_rank(lateness: Lateness, view: View) -> Iterator[Finding]:
-    """Report the rank with the longest own time over the whole run, if too few steps were recorded for `straggler`."""
+    """Report the rank with the longest own time in the whole run, if too few steps were recorded for `straggler`."""
     own_ns = lateness.own_ns
     long_enough = lateness.watched_ns >= _LONGER_THAN_OTHER_WORK_NS and lateness.watched_steps >= _STEPS_OF_WHOLE_RUN
     if lateness.stragglers or lateness.steps_tell_stragglers or not long_enough or len(own_ns) < 2:
@@ -142,21 +142,21 @@ def _is_slower_throughout(lateness: Lateness, slowest: int, next_slowest: int) -
 
 
 _WORTH_NAMING = 0.25
-"""minimum share of the lateness for a line of the script"""
+"""a line of the script is named if it explains at least this share of the lateness"""
 _CHANCE = 0.01
 """significance level of the test, divided by the number of ranks"""
 _FEW_STRETCHES = 5
 """minimum number of parts of the run"""
 _LATE_IN_WHOLE_RUN = 0.05
-"""minimum lateness of a rank as a share of its own time, if only the whole run shows it"""
+"""minimum lateness, as a share of the rank's own time, if only the whole run shows that the rank is late"""
 _STEPS_OF_WHOLE_RUN = 10
 """minimum number of steps of the whole run"""
 _LONGER_THAN_OTHER_WORK_NS = 10_000_000_000
-"""minimum duration, ns; in a shorter recording, other work on the cores may make a rank late in every step"""
+"""minimum duration, in ns; in a shorter recording, other work on the cores may make a rank late in every step"""
 _BY_OTHER_WORK = 5
 """maximum factor by which other work on its cores slows a rank"""
 _TIME_SLICES_NS = 10_000_000
-"""maximum time for which a rank with little work waits for a core, ns per step"""
+"""maximum time for which a rank with little work waits for a core, in ns per step"""
 
 
 def _is_out_of_proportion(lateness: Lateness, view: View) -> bool:
@@ -173,7 +173,7 @@ def _is_out_of_proportion(lateness: Lateness, view: View) -> bool:
 
 
 def _slept_ns(lateness: Lateness, view: View) -> int:
-    """Return how long the slowest rank slept while other ranks waited, ns per step; 0 if unknown or if it never slept.
+    """Return how long the slowest rank slept while other ranks waited, in ns per step; 0 if unknown, or if it did not.
 
     This is its lateness minus the extra time, compared with other ranks, in which its threads ran or waited for a core.
     The result is 0 if the rank is late because of its DataLoader, whose workers may be delayed by other work.
@@ -191,7 +191,7 @@ def _slept_ns(lateness: Lateness, view: View) -> int:
 
 
 def _late_all_along_ns(lateness: Lateness) -> int:
-    """Return the slowest rank's lateness over the whole run, ns per step; 0 if it is less than half of `late_ns`."""
+    """Return the slowest rank's lateness over the whole run, in ns per step; 0 if below half of `late_ns`."""
     slowest = lateness.stragglers[0]
     others_ns = [median(own_ns) for rank, own_ns in lateness.own_ns.items() if rank != slowest.rank]
     if slowest.rank not in lateness.own_ns or not others_ns:
@@ -201,7 +201,7 @@ def _late_all_along_ns(lateness: Lateness) -> int:
 
 
 def _steps_to_tell(step_ns: int | None) -> int:
-    """Return a round number of steps that together take longer than other work on the machine usually does."""
+    """Return a round number of steps that together take longer than other work on the machine usually lasts."""
     least = _LONGER_THAN_OTHER_WORK_NS // max(step_ns or 0, 1)
     tens = 10
     while 5 * tens < least:

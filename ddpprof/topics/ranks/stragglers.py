@@ -1,4 +1,4 @@
-"""Find stragglers: ranks that other ranks wait for, with their lateness, the slow part of the step, and since when.
+"""Find stragglers: ranks that other ranks wait for, how late they are, in which part of the step, and since when.
 
     lateness of rank r in step s = own time of r - median own time of the other ranks          (`own_time`)
 
@@ -71,7 +71,7 @@ class Straggler:
     """median lateness in the part with the largest lateness"""
     num_last: int
     num_steps: int
-    """number of steps since the rank became late, or of all steps"""
+    """number of steps since the rank became late; number of all steps if it was late from the start"""
     since_step: int | None
     """``None`` if the rank was late from the first step"""
     p_value: float

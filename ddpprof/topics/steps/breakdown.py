@@ -35,7 +35,7 @@ from ddpprof.model.record import RecordedStep
 from ddpprof.topics.steps.overlap import marked_spans, spans_of
 
 _BUSY_BEFORE = 0.01
-"""maximum delay of a step's first kernel, as a share of the step; after a longer delay, the device was still busy"""
+"""maximum delay of a step's first kernel, as a share of the step; a longer delay means that the device was busy"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class StepSplit:
     parts: tuple[tuple[Spans, ...], ...]
     """spans of each field of `Breakdown`, in order"""
     is_whole: bool = True
-    """False if the trace starts or ends in the middle of the step, whose duration is then not comparable"""
+    """False if the trace starts or ends in the middle of the step, so that its duration is not comparable"""
 
     @property
     def breakdown(self) -> Breakdown:

@@ -1,7 +1,7 @@
 """Measure the steps of one rank, from its trace and its record, and the cost of recording them. Show both as tables.
 
-`TorchTimes` compares the times with the times that DDP itself measures (`_get_ddp_logging_data()`). DDP defines them
-differently, so `TorchTimes` contains them by DDP's definitions, computed from ddpprof's events:
+`TorchTimes` compares the times with the times that DDP itself measures (`_get_ddp_logging_data()`). DDP's definitions
+differ from ddpprof's. `TorchTimes` contains times by DDP's definitions, computed from ddpprof's events:
 
     forward    start to end of the DDP forward, including buffer sync       (ddpprof: forward ops only)
     backward   end of the DDP forward to the end of the last autograd node  (ddpprof: backward ops only)
@@ -141,7 +141,7 @@ def _step_report(
 def _torch_times(
     trace: Trace, recorded: dict[int, RecordedStep], number: int, modules: Sequence[DdpModule]
 ) -> TorchTimes | None:
-    """Compare a step's times with DDP's own times, which are in the next step's record; return ``None`` if unknown."""
+    """Compare a step's times with DDP's own times, which are in the next step's record; ``None`` if unknown."""
     step, following = recorded.get(number), recorded.get(number + 1)
     if step is None or following is None or len(modules) != 1:
         return None
@@ -158,7 +158,7 @@ def _devices(rank: Rank) -> tuple[DeviceLoad, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TorchTimes:
-    """Times of one step of one DDP module, in ns: measured by ddpprof by DDP's definitions, and by DDP (`torch_`)."""
+    """Times of one step of a DDP module by DDP's definitions, in ns, as measured by ddpprof and by DDP (`torch_`)."""
 
     forward_ns: int
     backward_ns: int
@@ -197,7 +197,7 @@ def compare_with_torch(
 
 
 def _last_end(trace: Trace, number: int, mark: Mark, origin_ns: int, at_least: int) -> int:
-    """Return the end of the step's last host span with this mark, ns since `origin_ns`."""
+    """Return the end of the step's last host span with this mark, in ns since `origin_ns`."""
     spans = trace.host_spans
     step = [s.number for s in trace.steps].index(number)
     ends = spans.end_ns[(spans.step == step) & (spans.mark == mark)]
@@ -228,7 +228,7 @@ class RecordingCost:
         return self.profiled_ns / self.off_ns if self.profiled_ns and self.off_ns else None
 
     def is_noise(self, ratio: float) -> bool:
-        """Return whether this ratio may be due to chance, because the times of unrecorded steps vary by as much."""
+        """Return whether this ratio may be due to chance, because the times of unrecorded steps vary just as much."""
         return ratio < 1 or (self.spread is not None and abs(ratio - 1) < self.spread)
 
 

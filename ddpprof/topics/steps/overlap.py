@@ -58,7 +58,7 @@ def measure_overlap(trace: Trace, step: int | None) -> Overlap:
 
 
 def measure_trailing(trace: Trace, step: int) -> int | None:
-    """Return the step's trailing communication, ns; ``None`` if the step has no backward compute."""
+    """Return the step's trailing communication, in ns; ``None`` if the step has no backward compute."""
     spans = trailing_spans(trace, step)
     return None if spans is None else spans.total_ns
 

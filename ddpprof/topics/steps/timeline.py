@@ -48,7 +48,7 @@ class StepTimeline:
     step: int
     start_ns: int
     end_ns: int
-    """start and end are those of the step's parts; on an accelerator, the step starts with its first kernel"""
+    """start and end of the step, as in the step bar; on an accelerator, the step starts with its first kernel"""
     parts: tuple[Spans, ...] | None
     """disjoint spans of each field of `Breakdown`, in order; ``None`` if the step has no device work"""
     compute: Work

@@ -38,7 +38,7 @@ RECORDED_PARTS = ("forward", "backward and comm", "optimizer", "data, other")
 """parts of the bar for light recording"""
 
 _UNUSUAL = 1.5
-"""factor at which steps count as unusually long"""
+"""steps that take longer than usual by this factor count as unusually long"""
 _LEAST_STEPS = 20
 """minimum number of steps without special events for a typical step time"""
 
@@ -69,14 +69,14 @@ def step_bars(report: ReportView) -> Iterable[Section]:
 
 
 def mean_parts(report: ReportView) -> dict[str, int]:
-    """Return the mean time of each part of a profiled step on the first rank, ns; empty if there is none."""
+    """Return the mean time of each part of a profiled step on the first rank, in ns; empty if there is none."""
     steps = (one for rank in steps_of(report) for one in [rank.averaged(report.usual_steps)])
     parts = next((known for of_rank in steps if (known := [one.parts for one in of_rank if one.parts])), [])
     return {part.name: round(fmean(getattr(one, part.name) for one in parts)) for part in fields(Breakdown) if parts}
 
 
 def of_device(report: ReportView) -> str:
-    """Return a title suffix that says that times are device times, if there is an accelerator."""
+    """Return the title suffix for device times if there is an accelerator; otherwise, an empty string."""
     return " of device time" if report.on_accelerator else ""
 
 
@@ -339,7 +339,7 @@ def unusual_steps_line(report: ReportView) -> Iterable[Section]:
 
 
 def _against_the_whole_run(report: ReportView) -> tuple[float, int]:
-    """Return the ratio of profiled steps to the median step of the whole run, and that median, ns; zeros if unknown."""
+    """Return the ratio of profiled steps to the median step of the whole run, and that median in ns; 0 if unknown."""
     shown = None if (run := report[WHOLE_RUN]) is None else run.shown
     steps = shown.whole if shown is not None else None
     profiled = [
@@ -375,7 +375,8 @@ def recording_cost_line(report: ReportView) -> Iterable[Section]:
         whose = "profiling" if measured and light not in by_chance else whose
         if within > 1:
             measured.append(
-                f"{f'that of {whose} is ' if whose else ''}unknown, because the duration of steps varies too much"
+                f"{f'the overhead of {whose} is ' if whose else ''}unknown, because the duration of steps varies too "
+                "much"
             )
         else:
             measured.append(f"{f'{whose} had ' if whose else ''}no measurable cost (± {within:.0%})")

@@ -59,8 +59,8 @@ def test_an_address_may_change_while_the_page_is_open(show: Show, two_ranks: str
     ("fragment", "said"),
     [
         ("#step?step=999&ranks=0", "This page has no step 999."),
-        ("#step?ranks=77", "No such rank on this page: it has 0-1."),
-        ("#step?ranks=<img src=x onerror=alert(1)>", "No such rank on this page: it has 0-1."),
+        ("#step?ranks=77", "No such rank. This page has ranks 0-1."),
+        ("#step?ranks=<img src=x onerror=alert(1)>", "No such rank. This page has ranks 0-1."),
     ],
 )
 def test_what_the_page_does_not_have_is_said(fragment: str, said: str, tab: Tab, show: Show, two_ranks: str) -> None:

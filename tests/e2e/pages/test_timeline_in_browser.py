@@ -116,7 +116,7 @@ def test_choosing_a_step_and_ranks(show: Show, two_ranks: str) -> None:
 
     ranks.fill("7-9")
     ranks.press("Enter")
-    assert "No such rank on this page: it has 0-1." in page.locator("#chosen-ranks-problem").inner_text()
+    assert "No such rank. This page has ranks 0-1." in page.locator("#chosen-ranks-problem").inner_text()
     assert ranks.get_attribute("aria-invalid") == "true"
 
 
@@ -164,8 +164,8 @@ def test_of_many_timelines_a_few_are_drawn_first(show: Show) -> None:
     ranks.fill(str(next(rank for rank in range(20) if rank not in worth_seeing(made))))
     ranks.press("Enter")
     problem = page.locator("#drawn-ranks-problem").inner_text()
-    assert problem.startswith("No such rank on this page: it has 0-")
-    assert problem.endswith("For others write the page with --only-ranks.")
+    assert problem.startswith("No such rank. This page has ranks 0-")
+    assert problem.endswith("To see other ranks, write the page with --only-ranks.")
 
 
 def test_eight_ranks_of_twenty_steps_with_busy_accelerators(show: Show) -> None:

@@ -54,7 +54,7 @@ def test_a_job_that_hung_and_was_ended(run: Path, capsys: pytest.CaptureFixture[
     assert main(["diagnose", str(run)]) == 1
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first == "The job has ended."
-    assert second.startswith("The job hung at step 12. ddpprof found at that time: all ranks wait at the same place")
+    assert second.startswith("The job hung at step 12. Diagnosis at that time: all ranks wait at the same place")
     assert main(["diagnose", str(run), "--format", "line"]) == 1
     assert capsys.readouterr().out.startswith("ddpprof_verdict fault=link ")
 
@@ -83,7 +83,7 @@ def test_a_job_that_its_user_stopped_while_it_hung(run: Path, capsys: pytest.Cap
     (run / "exits.jsonl").write_text('{"exit_code": -2, "is_job": true, "interrupted": true}\n')
     write_verdict(run, Verdict(Fault.EVALUATES_ALONE, rank=0, step=30))
     assert main(["diagnose", str(run)]) == 1
-    assert capsys.readouterr().out.startswith("The job has ended.\nThe job hung at step 30. ddpprof")
+    assert capsys.readouterr().out.startswith("The job has ended.\nThe job hung at step 30. Diagnosis")
     write_verdict(run, Verdict(Fault.EVALUATES_ALONE, rank=0, step=30, resumed_unix_ns=9))
     assert main(["diagnose", str(run)]) == 0, "it went on before"
 

@@ -94,7 +94,7 @@ def test_one_that_is_stopped_before_there_is_anything_to_show_says_how_to_go_on(
 def test_a_table_of_times_gives_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "t.csv").write_text("batch,one,two\n" + "".join(f"{n},{10 + 3 * n},{50 + n}\n" for n in (4, 8, 16, 32)))
     assert main(["report", str(tmp_path / "t.csv")]) == 0
-    assert "two overtakes one at batch 20" in capsys.readouterr().out
+    assert "Above batch 20" in capsys.readouterr().out
 
 
 def test_a_table_that_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,7 +71,7 @@ def test_one_view_of_a_job_that_hangs_has_the_verdict(
     assert main(["top", str(tmp_path), "--once"]) == 0
     said = capsys.readouterr().out
     assert ("The job hangs at step 13: rank 1 is stopped by a signal." in said) is (resumed_ns is None)
-    assert "no sign for" in said
+    assert "no update for" in said
     assert "is the slowest" not in said
 
 

@@ -53,7 +53,7 @@ def test_json_is_as_its_schema_says(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        pytest.param(["--without-rank", "9"], "the run has no rank 9 to leave out", id="no-such-rank"),
+        pytest.param(["--without-rank", "9"], "the run has no rank 9 to exclude", id="no-such-rank"),
         pytest.param(
             ["--bandwidth", "fast"], "'fast' is not a bandwidth; write, for example, 10Gbit or 1.2GB", id="bandwidth"
         ),

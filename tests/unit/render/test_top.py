@@ -127,4 +127,4 @@ def test_a_loss_that_is_nan_is_told(four: Overview) -> None:
 
 def test_no_sign_says_for_how_long(four: Overview) -> None:
     silent = replace(four.ranks[0], standing=Standing.NO_SIGN, sign_age_ns=12 * SECOND)
-    assert "no sign for 12 s" in shown(replace(four, ranks=(silent,)))
+    assert "no update for 12 s" in shown(replace(four, ranks=(silent,)))

@@ -54,7 +54,7 @@ def test_what_is_sent_decides_between_latency_and_bandwidth() -> None:
     assert (bound.by, bound.step_ns, bound.exposed_ns) == (BoundBy.BANDWIDTH, 50 * MS, 25 * MS)
     small = exposing(0.5, buckets=tuple(replace(bucket, num_bytes=1000) for bucket in large.buckets))
     assert said(small).startswith(
-        "The step is long because of communication latency: 50% of it, 25.0 ms, is exposed communication."
+        "The step is long because of communication latency: exposed communication takes 25.0 ms, 50% of the step."
     )
 
 

@@ -131,14 +131,14 @@ def test_a_group_that_does_not_list_its_own_rank_is_known_by_its_name() -> None:
     matched = match_collectives([rank(r, call(r, 9, group=0), groups=[pair]) for r in range(3)])
     assert matched.rows.tolist() == [[0, 0, 0]]
     assert matched.mismatches == (
-        "process group 0 lists ranks 0, 1 but not rank 2, which take part in its collectives, so the list is not used",
+        "process group 0 lists ranks 0, 1, but rank 2 also called its collectives, so the list is not used",
     )
 
 
 def test_a_group_without_a_name_that_does_not_list_its_own_rank() -> None:
     pair = ProcessGroup(None, 2, (0, 1))
     matched = match_collectives([rank(r, call(r, 9, group=0), groups=[pair]) for r in range(3)])
-    assert matched.mismatches[0].startswith("a process group lists ranks 0, 1 but not rank 2, which take part in its")
+    assert matched.mismatches[0].startswith("a process group lists ranks 0, 1, but rank 2 also called its collectives")
 
 
 def test_ranks_that_were_not_read_are_not_missed() -> None:
@@ -191,7 +191,7 @@ def test_steps_that_are_counted_anew_in_each_window_are_told_apart() -> None:
         ),
         pytest.param(
             [rank(0, seq(3), seq(4), groups=WORLD2), rank(1, groups=WORLD2)],
-            "step 10, process group 0, sequence number 3: missing in the trace of rank 1 "
+            "step 10, process group 0, sequence number 3: missing from the trace of rank 1 "
             "(the first of 2 such collectives)",
             id="a-member-without-collectives",
         ),

@@ -75,7 +75,7 @@ def test_ranks_that_are_bound_to_one_core() -> None:
     first, second = find_all(observed(hosts=hosts, device="cpu", data_ns=50 * MS))
     assert (first.rule, second.rule) == ("ranks-share-cores", "idle-for-data")
     assert first.title == "2 ranks share 1 core, although the host has more"
-    assert first.evidence.endswith("allows this job 1 core of 8")
+    assert first.evidence.endswith("restricts this job to 1 core of 8")
 
 
 @pytest.mark.parametrize(

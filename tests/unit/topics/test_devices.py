@@ -26,9 +26,9 @@ def loads(*compute_ns: int) -> tuple[DeviceLoad, ...]:
     [
         pytest.param(
             using(MOVED), {"device_loads": loads(50 * MS, 42 * MS)}, 11 * MS,
-            "copies parameters (3.00 ms) and batches (2.00 ms) to them, and outputs (2.00 ms) and gradients (3.00 "
-            "ms) back; 7.00 ms of this time is exposed; device 0 spends 4.00 ms more on computation than the average "
-            "device",
+            "copies parameters (3.00 ms) and batches (2.00 ms) to the devices, and outputs (2.00 ms) and gradients "
+            "(3.00 ms) back; 7.00 ms of this time is exposed; device 0 spends 4.00 ms more on computation than the "
+            "average device",
             id="traced",
         ),
         pytest.param(using(None, 4), {}, None, "drives 4 devices from one process", id="only-recorded"),

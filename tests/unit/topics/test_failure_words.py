@@ -61,45 +61,47 @@ UNEVEN = Failure(None, (end(0, LOST, 26, is_consequence=True),), (end(1, "finish
         ),
         pytest.param(
             Failure(end(1, None, 1, -9), (end(0, None, 1, -15),), ()),
-            "The job failed: rank 1 was killed by SIGKILL after 1 step.\nThe out-of-memory killer may have ended the "
+            "The job failed: rank 1 was killed by SIGKILL after 1 step.\nThe out-of-memory killer may have killed the "
             "process: check the host's log (dmesg).\nRank 0 was still running after 1 step, and got SIGTERM, which "
             "launchers send to all ranks when a rank fails.",
             id="killed",
         ),
         pytest.param(
             Failure(replace(end(1, None, 1, -9), num_oom_kills=0), (), ()),
-            "The job failed: rank 1 was killed by SIGKILL after 1 step.\nThe kernel's out-of-memory killer ended no "
-            "process on that host during that time. Something else sent the signal: a scheduler (which may limit "
+            "The job failed: rank 1 was killed by SIGKILL after 1 step.\nThe kernel's out-of-memory killer did not "
+            "kill any process on that host at that time. Something else sent the signal: a scheduler (which may limit "
             "memory and time as well), systemd-oomd, or a person.",
             id="killed-by-somebody",
         ),
         pytest.param(
             Failure(replace(end(1, None, 1), num_oom_kills=1), (), ()),
-            "The job failed: rank 1 ended without a message after 1 step.\n"
-            "The kernel's out-of-memory killer ended a process on that host, so memory was probably full. If so, use a "
-            "smaller batch or fewer DataLoader workers, or give the job more memory.",
+            "The job failed: rank 1 ended without a message after 1 step.\nThe kernel's out-of-memory killer killed a "
+            "process on that host, so memory was probably full. If so, use a smaller batch or fewer DataLoader "
+            "workers, or give the job more memory.",
             id="killed-by-the-kernel",
         ),
         pytest.param(
             Failure(replace(end(1, None, 1), num_oom_kills=0), (), ()),
-            "The job failed: rank 1 ended without a message after 1 step.\nIt may have been killed.",
+            "The job failed: rank 1 ended without a message after 1 step.\nRank 1 may have been killed.",
             id="killed-perhaps",
         ),
         pytest.param(
             Failure(replace(end(1, f"failed: RuntimeError: {KILLED_WORKER}", 1), num_oom_kills=2), (), ()),
-            f"The job failed: rank 1 failed after 1 step: RuntimeError: {KILLED_WORKER}\n"
-            "The kernel's out-of-memory killer ended 2 processes on that host, so memory was probably full. If so, use "
-            "a smaller batch or fewer DataLoader workers, or give the job more memory.",
+            f"The job failed: rank 1 failed after 1 step: RuntimeError: {KILLED_WORKER}\nThe kernel's out-of-memory "
+            "killer killed 2 processes on that host, so memory was probably full. If so, use a smaller batch or fewer "
+            "DataLoader workers, or give the job more memory.",
             id="a-worker-was-killed",
         ),
         pytest.param(
             Failure(end(1, None, 9), (end(0, LOST, 9, is_consequence=True),), ()),
-            "The job failed: rank 1 ended without a message after 9 steps.\nIt may have been killed. The out-of-memory "
-            "killer may have ended the process: check the host's log (dmesg).\nRank 0 then failed after 9 steps: "
-            "RuntimeError: Connection closed by peer [127.0.0.1]:9.",
+            "The job failed: rank 1 ended without a message after 9 steps.\nRank 1 may have been killed. The "
+            "out-of-memory killer may have killed the process: check the host's log (dmesg).\nRank 0 then failed "
+            "after 9 steps: RuntimeError: Connection closed by peer [127.0.0.1]:9.",
             id="without-a-word",
         ),
-        pytest.param(Failure(end(2, None, None, -11), (), ()), "The job failed: rank 2 died of SIGSEGV.", id="signal"),
+        pytest.param(
+            Failure(end(2, None, None, -11), (), ()), "The job failed: rank 2 died with SIGSEGV.", id="signal"
+        ),
         pytest.param(
             Failure(end(2, None, 7, 3), (), ()),
             "The job failed: rank 2 ended with exit code 3 after 7 steps, without a message.",
@@ -158,7 +160,7 @@ def test_no_failed_job_is_called_healthy() -> None:
     made = report(failure=BOOM, findings=())
     assert verdict(made).text.startswith(
         "The job failed: rank 1 failed after 14 steps: ValueError: boom. "
-        "Before the failure a step took 65.2 ms. Exposed communication was"
+        "Before the failure a step took 65.2 ms. Exposed communication took"
     )
     (found,) = finding_list(made)
     assert isinstance(found, FindingList)
@@ -196,14 +198,14 @@ def test_where_the_ranks_were_when_gloo_aborted_one() -> None:
     first = replace(end(0, None, 31, exit_code=-6), collective="all_reduce", place="a.py:8 in f", backend="gloo")
     lost = replace(end(1, LOST, 31, is_consequence=True), collective="broadcast", place="a.py:9 in f")
     died, own, other, why, _ = told(Failure(first, (lost,), ()))
-    assert died == "The job failed: rank 0 died of SIGABRT after 31 steps."
+    assert died == "The job failed: rank 0 died with SIGABRT after 31 steps."
     assert (own, other) == ("Rank 0 was in all_reduce, at a.py:8 in f.", "Rank 1 was in broadcast, at a.py:9 in f.")
     assert why.startswith("Gloo aborts a process in this way if it receives more data than expected. Every rank must")
 
 
 def test_a_process_that_crashed_after_its_script_had_ended() -> None:
     assert told(Failure(end(0, "finished", 6, -6), (), (end(1, "finished", 6, -15),))) == [
-        "The job failed: rank 0 finished its script after 6 steps, and then died of SIGABRT.",
+        "The job failed: rank 0 finished its script after 6 steps, and then died with SIGABRT.",
         CRASH_AT_EXIT,
     ]
     assert told(Failure(end(0, "finished", 6, -9), (), ()))[0].endswith("rank 0 was killed by SIGKILL after 6 steps.")

@@ -36,7 +36,7 @@ def test_a_job_that_hangs() -> None:
     assert waiting.startswith("Ranks 0, 2 have waited for 12 s, since ")
     assert waiting.endswith(", at /a b/train.py:20 in main.")
     assert missing == (
-        "They wait for bucket 3 of Net: layer.0.weight, layer.1.weight, layer.2.weight, layer.3.weight, "
+        "They wait for gradients in bucket 3 of Net: layer.0.weight, layer.1.weight, layer.2.weight, layer.3.weight, "
         "layer.4.weight, layer.5.weight and 2 more."
     )
     assert advice.startswith("Call that collective on every rank")
@@ -61,9 +61,9 @@ def test_every_fault_has_a_sentence_and_names_its_rank(fault: Fault) -> None:
     ("known", "expected"),
     [
         ({"detail": "ValueError: no batch."}, "rank 1 has died: ValueError: no batch."),
-        ({"exit_code": -9}, "rank 1 has died of SIGKILL."),
-        ({"exit_code": -11}, "rank 1 has died of SIGSEGV."),
-        ({"exit_code": -99}, "rank 1 has died of signal 99."),
+        ({"exit_code": -9}, "rank 1 has died with SIGKILL."),
+        ({"exit_code": -11}, "rank 1 has died with SIGSEGV."),
+        ({"exit_code": -99}, "rank 1 has died with signal 99."),
         ({"exit_code": 3}, "rank 1 has died with exit code 3."),
         ({"detail": "x" * 301}, f"rank 1 has died: {'x' * 299}…"),
         ({}, "rank 1 has died without a message."),
@@ -74,8 +74,8 @@ def test_how_a_rank_died(known: dict[str, object], expected: str) -> None:
     assert verdict_lines(died)[0] == f"The job failed at step 1,200: {expected}"
 
 
-NOT_KNOWN = "The out-of-memory killer may have ended the process"
-SOMEBODY_ELSE = "The kernel's out-of-memory killer ended no process"
+NOT_KNOWN = "The out-of-memory killer may have killed the process"
+SOMEBODY_ELSE = "The kernel's out-of-memory killer did not kill any process"
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ SOMEBODY_ELSE = "The kernel's out-of-memory killer ended no process"
     [
         pytest.param(-9, None, NOT_KNOWN, id="not-known"),
         pytest.param(-9, 0, SOMEBODY_ELSE, id="somebody-else"),
-        pytest.param(-9, 1, "The kernel's out-of-memory killer ended a process on that host", id="by-the-kernel"),
-        pytest.param(None, 2, "The kernel's out-of-memory killer ended 2 processes on that host", id="unseen"),
+        pytest.param(-9, 1, "The kernel's out-of-memory killer killed a process on that host", id="by-the-kernel"),
+        pytest.param(None, 2, "The kernel's out-of-memory killer killed 2 processes on that host", id="unseen"),
         pytest.param(None, 0, None, id="unseen-and-no-memory-was-full"),
-        pytest.param(137, 1, "The kernel's out-of-memory killer ended a process on that host", id="as-a-shell-says"),
+        pytest.param(137, 1, "The kernel's out-of-memory killer killed a process on that host", id="as-a-shell-says"),
         pytest.param(-11, 1, None, id="another-signal"),
         pytest.param(1, 1, None, id="by-itself"),
     ],
@@ -134,7 +134,7 @@ def test_parameters_without_gradient() -> None:
         HANGING, fault=Fault.DIED, has_failed=True, detail=detail, bucket=None, module=None, parameters=("branch.bias",)
     )
     *_, missing, advice = verdict_lines(died)
-    assert missing == "Without a gradient: branch.bias."
+    assert missing == "Parameters without a gradient: branch.bias."
     assert "find_unused_parameters=True" in advice
 
 
@@ -196,9 +196,9 @@ def test_a_process_that_does_not_exit_is_no_step_that_hangs(verdict: Verdict, is
 
 def test_a_hang_of_the_past_is_told_in_the_past() -> None:
     first, _, waiting, missing, _ = verdict_lines(HANGING, is_over=True)
-    assert first.startswith("The job hung at step 1,200. ddpprof found at that time: rank 1 calls a collective")
+    assert first.startswith("The job hung at step 1,200. Diagnosis at that time: rank 1 calls a collective")
     assert waiting.startswith("Ranks 0, 2 had waited for 12 s, since ")
-    assert missing.startswith("They waited for bucket 3 of Net: ")
+    assert missing.startswith("They waited for gradients in bucket 3 of Net: ")
 
 
 def test_a_detail_of_several_sentences_follows_as_such() -> None:

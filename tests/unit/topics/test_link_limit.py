@@ -177,9 +177,9 @@ def test_what_a_report_says() -> None:
     (said,) = sentences(view(SOCKETS, SOCKETS, rows=[all_reduce(100)], link_bits_per_s=GBIT))
     assert "80% of 1 Gbit/s (eth0, as stated)" in said
     (said,) = sentences(view(SOCKETS, SOCKETS, rows=[all_reduce(500)], link_bits_per_s=GBIT))
-    assert said.endswith("The link is faster than its stated speed, or the all-reduces did not use it.")
+    assert said.endswith("The link is faster than the speed given here, or the all-reduces did not use it.")
     (said,) = sentences(view(LinkFacts("eth0"), LinkFacts("eth0")))
-    assert said == "The ranks communicate over eth0, whose speed is unknown. Specify it with --link-speed."
+    assert said == "The ranks communicate over eth0. The link speed is unknown: specify it with --link-speed."
 
 
 def test_what_a_report_says_of_nccl() -> None:

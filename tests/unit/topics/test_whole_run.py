@@ -258,7 +258,7 @@ def test_slow_downs_hangs_and_pauses_are_said(whole: Report) -> None:
     said = lines(report(whole_run=found))
     assert any(line.startswith("Slowdown: since step 120 (") and "100 → 150 ms" in line for line in said)
     assert any(
-        line.startswith("The job hung at step 7. ddpprof found at that time: all ranks wait at the same place")
+        line.startswith("The job hung at step 7. Diagnosis at that time: all ranks wait at the same place")
         for line in said
     )
     assert "Apart from slowdowns: checkpoints took 5.0 s in 3 steps." in said
@@ -288,7 +288,7 @@ def test_the_first_screen_tells_of_a_hang_and_of_the_largest_slow_down(whole: Re
     known = replace(whole.whole_run, slowdowns=(SLOWER,), hang=hang)
     said = [one.text for one in first_screen(report(whole_run=known), ["run"]) if isinstance(one, Line)]
     assert (
-        "The job hung at step 7. ddpprof found at that time: rank 1 is stopped by a signal. The job continued later. "
+        "The job hung at step 7. Diagnosis at that time: rank 1 is stopped by a signal. The job continued later. "
         "More: --section whole-run"
     ) in said
     assert any(line.startswith("The slowdown: since step 120") for line in said)
@@ -447,7 +447,7 @@ def test_the_line_of_long_steps_is_named_if_one_was_profiled() -> None:
         ),
         pytest.param(
             StepPart.FORWARD, (0, 1), "One in 4 steps takes much longer: every rank takes longer in the forward pass.",
-            "Profile such a step", id="all-compute",
+            "To see what such a step does", id="all-compute",
         ),
     ],
 )  # fmt: skip

@@ -99,11 +99,11 @@ def test_json_says_which_findings_may_be_noise() -> None:
 
 def test_means_over_ranks_and_steps() -> None:
     came = verdict(report())  # steps of 64 and 66.5, 64.8 and 65.5 ms, of which 6.5 and 9, 6.3 and 8 are exposed
-    assert came.text == "A step takes 65.2 ms. Exposed communication is 7.45 ms of it, 11%."
+    assert came.text == "A step takes 65.2 ms. Exposed communication takes 7.45 ms, 11% of the step."
     assert came.numbers == (
         Number("step", "65.2 ms"),
         Number("communication", "13.1 ms"),
-        Number("of it hidden", "43%"),
+        Number("hidden", "43%"),
         Number("exposed", "7.45 ms"),
         Number("trailing", "1.51 ms"),
     )
@@ -116,13 +116,13 @@ def test_the_step_is_that_without_the_profiler_and_shares_are_of_profiled_ones()
     ranks = tuple(replace(rank, light_steps=tuple(timed)) for rank in made.ranks)
     came = verdict(replace(made, ranks=ranks))
     assert came.text == (
-        "A step takes 50.0 ms. In the profiled steps, exposed communication is 7.45 ms of 65.2 ms, 11%."
+        "A step takes 50.0 ms. In the profiled steps, exposed communication takes 7.45 ms of 65.2 ms (11%)."
     )
     assert came.numbers[0] == Number("step", "50.0 ms")
     on_accelerator = verdict(
         replace(made, ranks=ranks, times=clocks_of(Report))
     )  # whose host may be ahead by any number of steps
-    assert on_accelerator.text == "A step takes 65.2 ms. Exposed communication is 7.45 ms of it, 11%."
+    assert on_accelerator.text == "A step takes 65.2 ms. Exposed communication takes 7.45 ms, 11% of the step."
 
 
 LIGHT = [(5, "off", 49), (6, "light", 50), (7, "light", 51), (8, "baseline", 9), (9, "off", 50)]
@@ -132,8 +132,8 @@ LIGHT = [(5, "off", 49), (6, "light", 50), (7, "light", 51), (8, "baseline", 9),
     ("ratios", "says"),
     [
         pytest.param([2], "", id="a-long-step"),
-        pytest.param([7], " The numbers leave out 1 of 3 profiled steps, which took 7.0 times as long.", id="most"),
-        pytest.param([3, 2], " The numbers leave out 2 of 4 profiled steps, which took 2.0 to 3.0 times as long."),
+        pytest.param([7], " These numbers exclude 1 of 3 profiled steps, which took 7.0 times as long.", id="most"),
+        pytest.param([3, 2], " These numbers exclude 2 of 4 profiled steps, which took 2.0 to 3.0 times as long."),
     ],
 )
 def test_steps_of_another_kind(ratios: list[int], says: str) -> None:
@@ -141,7 +141,7 @@ def test_steps_of_another_kind(ratios: list[int], says: str) -> None:
     more = [replace(made.ranks[0].steps[0], step=99 + at, duration_ns=by * 66_000_000) for at, by in enumerate(ratios)]
     ranks = tuple(replace(rank, steps=(*rank.steps, *more)) for rank in made.ranks)
     text = verdict(replace(made, ranks=ranks, usual_steps=(12, 13))).text
-    assert text.partition("11%.")[2] == says
+    assert text.partition("11% of the step.")[2] == says
 
 
 def test_steps_that_average_parameters_now_and_then() -> None:
@@ -149,7 +149,7 @@ def test_steps_that_average_parameters_now_and_then() -> None:
     longer = replace(made.ranks[0].steps[0], step=99, duration_ns=7 * 66_000_000, exposed_ns=300_000_000)
     ranks = tuple(replace(rank, steps=(*rank.steps, longer)) for rank in made.ranks)
     text = verdict(replace(made, ranks=ranks, usual_steps=(12, 13))).text
-    assert text.endswith("1 of 3 profiled steps, which took 7.0 times as long, mostly for communication.")
+    assert text.endswith("1 of 3 profiled steps, which took 7.0 times as long, mostly because of communication.")
 
 
 FAILED = Failure(RankEnd(1, "a", "failed: ValueError: boom", False, 14, exit_code=None), (), ())
@@ -159,7 +159,7 @@ BOUND = Finding("buckets-too-large", "Bucket 0 holds 90% of the gradients", "why
 
 
 OWN = (
-    "76% of the step is computation of the model and the optimizer, whose efficiency ddpprof does not judge: look at "
+    "76% of the step is computation of the model and the optimizer. ddpprof does not judge its efficiency: look at "
     "its operators with ddpprof timeline."
 )
 HOOK = Change(ChangeKind.COMM_HOOK, {"fp16_compress_hook": True}, "the hook", is_lossy=True)
@@ -207,7 +207,7 @@ HOOK = Change(ChangeKind.COMM_HOOK, {"fp16_compress_hook": True}, "the hook", is
             id="worth-trying-but-lossy",
         ),
         pytest.param((), {}, f"saves more than 1% of the step. {OWN}", id="nothing"),
-        pytest.param((), {"failure": FAILED}, "Exposed communication was 7.45 ms of it, 11%.", id="failed"),
+        pytest.param((), {"failure": FAILED}, "Exposed communication took 7.45 ms, 11% of the step.", id="failed"),
         pytest.param(
             (replace(CERTAIN, title="4 threads share 2 cores", gain_ns=None),),
             {},
@@ -407,7 +407,7 @@ def test_a_failure_is_told_once_and_in_full() -> None:
         "The job failed: rank 1 failed after 14 steps: ValueError: boom.\n"
         "Rank 0 then failed after 14 steps: RuntimeError: lost.\n"
     )
-    assert "\nBefore the failure a step took 65.2 ms. Exposed communication was " in said
+    assert "\nBefore the failure a step took 65.2 ms. Exposed communication took " in said
     assert said.count("boom") == 1
     assert "ddpprof compare" not in said
 
@@ -469,12 +469,13 @@ def test_what_comes_next_leads_to_a_result(
 @pytest.mark.parametrize(
     ("data_ms", "idle_ms", "copy_ms", "said"),
     [
-        pytest.param(1, 2, 12, "11%. The largest cost is copying data: 12.0 ms, 18%.", id="copies"),
-        pytest.param(30, 2, 0, "11%. The largest cost is waiting for data: 30.0 ms, 46%.", id="data"),
+        pytest.param(1, 2, 12, "11% of the step. The largest cost is copying data: 12.0 ms, 18%.", id="copies"),
+        pytest.param(30, 2, 0, "11% of the step. The largest cost is waiting for data: 30.0 ms, 46%.", id="data"),
         pytest.param(
-            1, 20, 0, "11%. The largest cost is time between operations, for example in Python code: 20.0 ms", id="idle"
+            1, 20, 0, "11% of the step. The largest cost is time between operations, for example in Python code: 20.0 "
+                      "ms", id="idle"
         ),
-        pytest.param(7, 2, 0, "11%.", id="communication"),
+        pytest.param(7, 2, 0, "11% of the step.", id="communication"),
     ],
 )  # fmt: skip
 def test_the_verdict_names_a_larger_cost_than_communication(

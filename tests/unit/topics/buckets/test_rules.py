@@ -121,7 +121,7 @@ def test_one_bucket_on_a_slow_link_is_to_be_sent_in_fewer_bytes(transfer_ms: int
     found = find_all(observed(of_mib([1] * 8), one, trailing_ns=transfer_ms * MS, exposed_ns=transfer_ms * MS))
     link = [finding for finding in found if finding.rule == "trailing-communication"]
     assert [finding.title.startswith("The link is the bottleneck") for finding in link] == [True] * is_link
-    assert all("the only bucket needs 150 ms to transfer" in finding.evidence for finding in link)
+    assert all("the only bucket takes 150 ms to transfer" in finding.evidence for finding in link)
     assert "buckets-too-large" in [finding.rule for finding in found]
 
 
@@ -131,7 +131,7 @@ def test_a_large_bucket_is_no_excuse_for_a_slow_link() -> None:
     found = find_all(observed(of_mib([1] * 7, [1]), slow, trailing_ns=134 * MS, exposed_ns=134 * MS))
     (link,) = [finding for finding in found if finding.rule == "trailing-communication"]
     assert link.title.startswith("The link is the bottleneck")
-    assert "need 144 ms to transfer, and only 70.0 ms of the" in link.evidence
+    assert "take 144 ms to transfer, and only 70.0 ms of the" in link.evidence
 
 
 def test_of_sparse_gradients_nobody_knows_how_many_bytes_are_sent() -> None:
