@@ -376,6 +376,7 @@ def recompilations(found: Recompilations, _view: View) -> Iterator[Finding]:
             "for new inputs, the function runs uncompiled, which is usually slower",
             _DYNAMIC,
             None,
+            numbers=only_known(num_steps=found.num_steps or None),
         )
 
 
