@@ -87,6 +87,8 @@ _ASKS_ONLY = re.compile(
     r"|Stream(?:IsCapturing|Get|Query|WaitEvent))\w*"
 )
 _WAITS = re.compile(r"\w*Synchronize(?:_\w+)?|hipMemcpyWithStream")
+_MANAGES_MEMORY = re.compile(r"(?:cuda|hip)(?:Malloc|Free)(?:_\w+)?|(?:cu|hip)Mem(?:Create|Release|Map|Unmap)(?:_\w+)?")
+"""allocations in a stream's order (``cudaMallocAsync``) and of host memory do not count"""
 _OP_CATEGORIES = {"cpu_op", "operator"}
 
 # Spans that contain ops but are not ops themselves. Traces of 2021 give them the category of ops. A compiled region
@@ -198,6 +200,8 @@ def classify_in(which: Family, name: str) -> Identity:
         return Identity(name, Role.KERNEL, kind=collective_kind(name) if is_communication_kernel(name) else None)
     if which is Family.LAUNCH and waits_for_device(name):
         return Identity(name, Role.MARK, mark=Mark.DEVICE_WAIT)
+    if which is Family.LAUNCH and _MANAGES_MEMORY.fullmatch(name):
+        return Identity(name, Role.MARK, mark=Mark.DEVICE_MEMORY)
     return Identity(name, _ROLES.get(which, Role.UNUSED))
 
 

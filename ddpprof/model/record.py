@@ -328,6 +328,13 @@ class HostRead(Struct, frozen=True):
     num_steps: Int64
     """number of profiled steps in which calls were recorded"""
 
+    @property
+    def empties_cache(self) -> bool:
+        return self.written == EMPTY_CACHE
+
+
+EMPTY_CACHE = "torch.cuda.empty_cache()"
+
 
 class CodeSamples(Struct, frozen=True):
     """Samples of the line of the script that the training thread executed in profiled steps."""

@@ -97,6 +97,8 @@ class Mark(IntEnum, metaclass=InterruptibleEnum):
     """tensors are flattened into one, or unflattened, as Apex does with gradients before and after an all-reduce"""
     DEVICE_WAIT = 16
     """``cudaStreamSynchronize`` or similar: the host waits until the accelerator has finished its work"""
+    DEVICE_MEMORY = 17
+    """``cudaMalloc``, ``cudaFree`` or similar: the host allocates or frees memory of the accelerator"""
 
 
 class CollectiveKind(IntEnum, metaclass=InterruptibleEnum):

@@ -28,6 +28,7 @@ import torch
 
 from ddpprof.model import CodeSamples, HostRead
 from ddpprof.model.overdue import Frame
+from ddpprof.model.record import EMPTY_CACHE
 from ddpprof.record.events import EVENTS
 
 _METHODS = {
@@ -66,6 +67,7 @@ class HostReads:
                 self._replace(torch.Tensor, name, written)
             self._replace(torch.accelerator, "synchronize", "torch.accelerator.synchronize()")
             self._replace(torch.cuda, "synchronize", "torch.cuda.synchronize()")
+            self._replace(torch.cuda, "empty_cache", EMPTY_CACHE)
         elif not is_wanted:
             while self._replaced:
                 owner, name, original = self._replaced.pop()

@@ -44,7 +44,7 @@ from ddpprof.topics.facts import FACTS, RankFacts, RecordSummary
 from ddpprof.topics.failure import FAILURE
 from ddpprof.topics.hangs import HANGS
 from ddpprof.topics.horovod import HOROVOD
-from ddpprof.topics.idle import IDLE, OPTIMIZERS
+from ddpprof.topics.idle import ALLOCATIONS, IDLE, OPTIMIZERS
 from ddpprof.topics.kernel_slowdown import OverlapSlowdown, measure_slowdown, merge_slowdowns, thinned
 from ddpprof.topics.kernels import MOST_KERNELS, KernelSummary, summarize_kernels
 from ddpprof.topics.layer_collectives import LAYER_COLLECTIVES
@@ -86,6 +86,7 @@ TOPICS: tuple[Topic[Any, Any], ...] = (
     LINK_LIMIT,
     OVERLAP_SLOWDOWN,
     KERNELS,
+    ALLOCATIONS,
     IDLE,
     OPTIMIZERS,
     COPIES,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from statistics import median
 from typing import Annotated
 
 import numpy as np
@@ -19,9 +20,11 @@ from ddpprof.engine.numbers import Number
 from ddpprof.engine.topic import Topic, View
 from ddpprof.intervals import Spans, union_of
 from ddpprof.layout import in_ms
-from ddpprof.model import UNKNOWN, Collectives, HostRead, Int64Column, Mark, OptimizerFacts, Trace, Work
+from ddpprof.model import UNKNOWN, Collectives, HostRead, Int64Column, Mark, OptimizerFacts, Rank, Trace, Work
 from ddpprof.model.backends import FROM_DEVICE, PAGEABLE
+from ddpprof.model.record import EMPTY_CACHE
 from ddpprof.model.tables import InterruptibleEnum
+from ddpprof.topics.steps.breakdown import split_step
 
 BLOCK_ROWS = 100_000
 
@@ -245,7 +248,8 @@ def host_reads(_late_ns: int, view: View) -> Iterator[Finding]:
     read_ns = view.host_read_ns
     if read_ns is None or not view.worth(read_ns):
         return
-    reads = max((one.host_reads for one in view.records.values()), key=_num_calls, default=())
+    of_ranks = (tuple(one for one in of.host_reads if not one.empties_cache) for of in view.records.values())
+    reads = max(of_ranks, key=_num_calls, default=())
     lines = [
         f"{one.place.rpartition('/')[2]} calls {one.written} {one.num_calls / max(1, one.num_steps):.3g} times per step"
         for one in reads[:_MOST_LINES]
@@ -266,6 +270,65 @@ def host_reads(_late_ns: int, view: View) -> Iterator[Finding]:
 def _num_calls(reads: Sequence[HostRead]) -> int:
     return sum(one.num_calls for one in reads)
 
+
+@dataclass(frozen=True, slots=True)
+class RankAllocations:
+    """Calls that allocate or free memory of one rank's accelerator, per step, as medians."""
+
+    rank: int
+    num_steps: int
+    num_calls: float
+    idle_ns: int
+    """total length of the idle gaps during which such calls ran"""
+
+
+def measure_allocations(rank: Rank, steps: Sequence[int]) -> RankAllocations | None:
+    """Measure the steps with these indices; return ``None`` if the host allocates and frees no memory in them."""
+    trace = rank.trace
+    splits = {} if trace is None else {step: split_step(trace, step) for step in steps}
+    known = {step: split.idle for step, split in splits.items() if split is not None}
+    if trace is None or not known:
+        return None
+    host = trace.host_spans
+    is_call = host.mark == Mark.DEVICE_MEMORY
+    numbers = [int(np.count_nonzero(is_call & (host.step == step))) for step in known]
+    if not any(numbers):
+        return None
+    calls = union_of(host, is_call)
+    idle_ns = [
+        int((gaps.end_ns - gaps.start_ns)[calls.within(gaps.start_ns, gaps.end_ns) > 0].sum())
+        for gaps in known.values()
+    ]
+    return RankAllocations(rank.rank, len(known), float(median(numbers)), round(median(idle_ns)))
+
+
+def device_allocations(ranks: Sequence[RankAllocations], view: View) -> Iterator[Finding]:
+    """Report memory of the accelerator that is allocated and freed in most steps, instead of being reused."""
+    least = min(ranks, key=lambda one: one.idle_ns)
+    if least.num_calls < 1 or not view.worth(least.idle_ns):
+        return
+    emptied = next((one for of in view.records.values() for one in of.host_reads if one.empties_cache), None)
+    line = None if emptied is None else emptied.place.rpartition("/")[2]
+    yield Finding(
+        "device-allocations",
+        "The accelerator is idle while the host allocates and frees its memory"
+        + (f", because {line} calls {EMPTY_CACHE}" if line else ""),
+        f"{least.num_calls:g} calls such as cudaMalloc and cudaFree per step; the accelerator is idle for "
+        f"{in_ms(least.idle_ns)} per step in the gaps in which they run, measured in {least.num_steps} steps of rank "
+        f"{least.rank}",
+        _EMPTIED if line else _FULL,
+        least.idle_ns,
+        subject={} if emptied is None else {"line": emptied.place},
+        numbers=only_known(idle_ns=least.idle_ns, num_calls=least.num_calls),
+    )
+
+
+_EMPTIED = f"Remove {EMPTY_CACHE} from the training loop. torch then keeps the memory and uses it again."
+_FULL = (
+    f"Remove {EMPTY_CACHE} if the training loop calls it. Otherwise, memory is nearly full or fragmented, and torch "
+    "frees memory that it soon needs again: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or use smaller "
+    "batches."
+)
 
 _MUCH = 0.05
 """share of the step"""
@@ -319,6 +382,13 @@ _MANY_GROUPS = 20
 _SMALL_GROUP = 4
 """number of parameters"""
 
+ALLOCATIONS: Topic[RankAllocations, tuple[RankAllocations, ...]] = Topic(
+    "allocations",
+    rules=(device_allocations,),
+    of_rank=lambda rank, steps, _modules: measure_allocations(rank, steps),
+    rank_type=RankAllocations,
+    of_ranks=tuple,
+)
 IDLE: Topic[None, int] = Topic("idle", rules=(launch_bound, host_reads), of_run=lambda view: view.launch_bound_ns)
 OPTIMIZERS: Topic[None, int] = Topic("optimizers", rules=(optimizer_not_fused,), of_run=lambda view: view.optimizer_ns)
 """time that the accelerator waits for the host to launch work, in ns per step"""

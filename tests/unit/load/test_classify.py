@@ -208,6 +208,22 @@ def test_calls_that_wait_for_the_accelerator(call: str, waits: bool) -> None:
     assert (classify("cuda_runtime", call).mark is Mark.DEVICE_WAIT) is waits
 
 
+@pytest.mark.parametrize(
+    ("call", "manages"),
+    [
+        ("cudaMalloc", True),
+        ("cudaFree", True),
+        ("hipFree", True),
+        ("cuMemUnmap", True),
+        ("cudaMallocAsync", False),
+        ("cudaFreeHost", False),
+        ("cudaMemcpyAsync", False),
+    ],
+)
+def test_calls_that_allocate_or_free_memory_of_the_accelerator(call: str, manages: bool) -> None:
+    assert (classify("cuda_runtime", call).mark is Mark.DEVICE_MEMORY) is manages
+
+
 def test_a_compiled_region_is_no_work_but_what_it_holds_is() -> None:
     """With torch.compile(ddp) it holds the whole of a DDP forward."""
     assert not classify("cpu_op", "Torch-Compiled Region: 0/0").is_op

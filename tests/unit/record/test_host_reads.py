@@ -57,6 +57,15 @@ def test_each_line_that_reads_is_noted(reads: HostReads) -> None:
     assert bool_.waited_ns > 0
 
 
+def test_the_line_that_empties_the_cache_is_noted(reads: HostReads) -> None:
+    def cleans_up() -> None:
+        torch.cuda.empty_cache()
+
+    cleans_up()
+    assert found(reads) == {("torch.cuda.empty_cache()", "cleans_up"): 1}
+    assert reads.facts()["host_reads"][0].empties_cache
+
+
 def test_methods_that_call_each_other_count_once(reads: HostReads) -> None:
     def prints() -> str:
         return f"{torch.tensor([1.0, 2.0])!r}"

@@ -9,6 +9,7 @@ from tables import record
 from ddpprof.model import HostRead, OptimizerFacts
 from ddpprof.report.topics import find_all
 from ddpprof.topics.devices import DeviceLoad
+from ddpprof.topics.idle import RankAllocations, device_allocations
 from ddpprof.topics.process_settings import HostCores
 from ddpprof.topics.replicas import Drift, TrainedApart
 
@@ -156,6 +157,38 @@ def test_host_reads(read_ns: int | None, reads: tuple[HostRead, ...], title: str
     )
     assert [(one.rule, one.gain_ns) for one in found] == ([("host-reads", read_ns)] if title else [])
     assert all(one.title.endswith(str(title)) and one.evidence == evidence for one in found)
+
+
+CLEANS_UP = HostRead("torch.cuda.empty_cache()", "/a/train.py:40 in train", 5, 9 * MS, 5)
+
+
+def test_lines_that_empty_the_cache_are_no_reads() -> None:
+    records = {0: record(host_reads=(CLEANS_UP, *READS))}
+    (found,) = find_all(observed(launch_bound_ns=0, host_read_ns=3 * MS, step_ns=100 * MS, records=records))
+    assert "empty_cache" not in found.title + found.evidence
+
+
+@pytest.mark.parametrize(
+    ("reads", "title", "advice"),
+    [
+        pytest.param(
+            (*READS, CLEANS_UP),
+            ", because train.py:40 in train calls torch.cuda.empty_cache()",
+            "Remove",
+            id="line-known",
+        ),
+        pytest.param(READS, " and frees its memory", "Remove torch.cuda.empty_cache() if", id="memory-is-full"),
+    ],
+)
+def test_device_allocations(reads: tuple[HostRead, ...], title: str, advice: str) -> None:
+    ranks = [RankAllocations(0, 5, 4, 9 * MS), RankAllocations(1, 5, 3, 2 * MS)]
+    view = observed(step_ns=100 * MS, records={0: record(host_reads=reads)})
+    (found,) = device_allocations(ranks, view)
+    assert found.title.endswith(title)
+    assert found.advice.startswith(advice)
+    assert (found.gain_ns, found.evidence[:8]) == (2 * MS, "3 calls ")
+    assert not list(device_allocations([RankAllocations(0, 5, 4, MS - 1)], view)), "less than 1 %"
+    assert not list(device_allocations([RankAllocations(0, 5, 0, 9 * MS)], view)), "in few steps"
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from shared import TRACES
 from tables import Op, breakdown_of, collective, idle_of, trace
 
 from ddpprof.load.run import load_run
-from ddpprof.model import UNKNOWN, Kernel, Mark, Phase, Trace
+from ddpprof.model import UNKNOWN, Kernel, Mark, Phase, Rank, Trace
 from ddpprof.report.build import build_report
-from ddpprof.topics.idle import Idle, blocks_of, find_gaps
+from ddpprof.topics.idle import Idle, RankAllocations, blocks_of, find_gaps, measure_allocations
 from ddpprof.topics.kernel_slowdown import measure_slowdown
 from ddpprof.topics.kernels import batches_of_kernels, summarize_kernels
 from ddpprof.topics.ranks.own_time import measure_progress
@@ -243,6 +243,21 @@ def test_late_work_after_a_wait_of_the_host(waits: tuple[tuple[int, int, int], .
 def test_late_work_after_a_copy_to_the_host(name: str, read_ns: int) -> None:
     copies = [(200, 220, B, 0, 0, 150)]
     assert idle_of(reading(copies=copies, names=(name,)), 0) == Idle(80, 0, 0, read_ns)
+
+
+def test_gaps_in_which_the_host_manages_memory() -> None:
+    """Gaps of 30, 20 and 40 ns; the host allocates in the first two, and in the last step not at all."""
+    steps = [(0, 200), (200, 400), (400, 600)]
+    spans = ((0, 50), (80, 110), (130, 160))
+    compute = [(200 * step + a, 200 * step + b, B, step) for step in range(3) for a, b in spans]
+    calls = [
+        (Mark.DEVICE_MEMORY, 200 * step + at, 200 * step + at + 6, step) for step in (0, 1) for at in (60, 66, 112)
+    ]
+    made = Rank(0, trace(steps, compute=compute, host=calls, device="cuda"), None)
+    assert measure_allocations(made, [0, 1]) == RankAllocations(0, 2, 3, 50)
+    assert measure_allocations(made, [0, 1, 2]) == RankAllocations(0, 3, 3, 50)
+    assert measure_allocations(made, [2]) is None
+    assert measure_allocations(Rank(0, None, None), [0]) is None
 
 
 DLRM = TRACES / "dlrm_rank3of8.json.gz"
