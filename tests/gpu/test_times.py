@@ -101,7 +101,7 @@ def test_a_line_that_reads_the_device_and_the_time_that_it_then_idles(train: Tra
     made = report(trained)
     (finding,) = [one for one in made.findings if one.rule == "host-reads"]
     assert finding.gain_ns == pytest.approx(20e6, rel=0.25)
-    assert "reading.py:17 in train calls item() 1 times per step" in finding.evidence
+    assert "reading.py:26 in train calls item() 1 times per step" in finding.evidence
 
 
 def test_a_line_of_the_script_during_which_the_device_idles(train: Train, setup: Setup) -> None:
@@ -110,7 +110,25 @@ def test_a_line_of_the_script_during_which_the_device_idles(train: Train, setup:
     trained = train("reading.py", "--delay-s=0.02", "--steps=26", trace=WITH_LIGHT_STEPS)
     (finding,) = [one for one in report(trained).findings if one.rule == "script-code"]
     assert finding.gain_ns == pytest.approx(20e6, rel=0.25)
-    assert finding.title.endswith("mostly at reading.py:18 in train")
+    assert finding.title.endswith("mostly at reading.py:27 in train")
+
+
+def test_copies_of_batches_that_are_not_pinned(train: Train, setup: Setup) -> None:
+    """Each step copies 67 MB, while the device has nothing else to do."""
+    if setup.device == "cpu":
+        pytest.skip("it needs a GPU")
+    trained = train("reading.py", "--delay-s=0", "--copies", "--steps=26", trace=WITH_LIGHT_STEPS)
+    (finding,) = [one for one in report(trained).findings if one.rule == "exposed-copies"]
+    assert finding.advice.startswith("Pin the batches")
+    assert finding.numbers["pageable_ns"] == finding.numbers["exposed_ns"] > 1e6
+
+
+def test_a_line_that_empties_the_cache(train: Train, setup: Setup) -> None:
+    if setup.device == "cpu":
+        pytest.skip("it needs a GPU")
+    trained = train("reading.py", "--delay-s=0", "--copies", "--empties-cache", "--steps=26", trace=WITH_LIGHT_STEPS)
+    (finding,) = [one for one in report(trained).findings if one.rule == "device-allocations"]
+    assert "in train calls torch.cuda.empty_cache()" in finding.title
 
 
 def test_the_exchanges_of_sync_batch_norm(train: Train, own_gpus: None, with_nccl: None) -> None:
