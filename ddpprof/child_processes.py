@@ -28,7 +28,7 @@ from ddpprof.redaction import is_secret
 Process = subprocess.Popen[Any]
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
-"""environment for processes that start further Python processes"""
+"""environment variables for processes that start other Python processes"""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -107,7 +107,7 @@ def adopt_orphans() -> None:
 
 
 def children(process: int) -> list[int]:
-    """Return the PIDs of the children (own and adopted) of `process` that have not been waited for."""
+    """Return the PIDs of the own and adopted children of `process` that run or have not been reaped."""
     found = []
     for listed in Path(f"/proc/{process}/task").glob("*/children"):
         with suppress(OSError):

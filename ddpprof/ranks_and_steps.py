@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """A set of integers, stored compactly as spans."""
+    """A set of integers, stored as spans."""
 
     spans: tuple[tuple[int, int], ...]
     """first and last number of each span"""
@@ -80,8 +80,8 @@ def rule(world_size: int, chosen: Spans) -> str | None:
         return None
     each = _distance(world_size)
     return (
-        f"only every {each}th of {world_size} ranks was profiled as a sample (0, {each}, {2 * each}, …); to profile "
-        f"other ranks or all of them: ddpprof trace --profile-ranks 0-{world_size - 1}"
+        f"only one in {each} of the {world_size} ranks was profiled, as a sample (0, {each}, {2 * each}, …). To "
+        f"profile all ranks, use: ddpprof trace --profile-ranks 0-{world_size - 1}"
     )
 
 

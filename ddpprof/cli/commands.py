@@ -19,9 +19,9 @@ Parser = argparse.ArgumentParser
 class Command(NamedTuple):
     """A command.
 
-    Its module has a function ``add_NAME_options``, which also sets the function that runs the command, as a default of
-    the parser: either ``run``, which receives the parsed options, or ``run_words``, which receives the parser and the
-    unparsed arguments.
+    Its module has a function ``add_NAME_options``. This function adds the options, and stores the function that runs
+    the command as a default of the parser: ``run`` is called with the parsed options, and ``run_words`` is called with
+    the parser and the unparsed arguments.
     """
 
     name: str
@@ -162,7 +162,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
     "More": (
         Command(
             "doctor",
-            "check this machine and whether ddpprof works on it",
+            "check whether ddpprof works on this machine",
             "Does ddpprof work and measure correctly on this machine?",
             "ddpprof doctor",
             writes_files=False,
@@ -293,7 +293,7 @@ SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
 
 
 def add_completion_options(parser: Parser) -> None:
-    parser.add_argument("shell", choices=SHELLS, help="the shell to print a script for")
+    parser.add_argument("shell", choices=SHELLS, help="the shell that will use the script")
     parser.set_defaults(run=run_completion)
 
 

@@ -143,8 +143,8 @@ def _refuse_files(paths: Sequence[Location]) -> None:
     for path in paths:
         if path.is_file():
             raise DdpprofError(
-                f"{path} is a file, but several paths must be the parts of one run. To read several traces, give their "
-                "folder."
+                f"{path} is a file. If you give several paths, each must be a folder with a part of the run. To "
+                f"read several traces, give their folder."
             )
 
 

@@ -128,7 +128,7 @@ def _has_plugin() -> bool:
 
 
 def distinct_names(paths: Sequence[Location]) -> list[str]:
-    """Return a unique name for each path, from as few of its last parts as possible."""
+    """Return a unique name for each path, made of as few of its last components as possible."""
     parts = [path.resolve().parts[1:] or ("root",) for path in paths]
     names = []
     for number, mine in enumerate(parts):
@@ -142,7 +142,7 @@ def distinct_names(paths: Sequence[Location]) -> list[str]:
 
 
 def _write_beside(path: Location, with_plugin: bool, options: argparse.Namespace) -> Path | None:
-    """Write the log directory into the run; return ``None`` if `path` is not a ddpprof run, is remote or read-only."""
+    """Write the log directory into the run. Return ``None`` if `path` is remote, read-only or not a ddpprof run."""
     if isinstance(path, RemotePath) or not path.is_dir() or not rundir.is_run(path):
         return None
     folder = path / rundir.TENSORBOARD_DIRECTORY

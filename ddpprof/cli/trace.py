@@ -92,8 +92,8 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--nccl-log",
         action="store_true",
-        help="log the networks, transports, channels and algorithms that NCCL selects in DIR/nccl, and include them in "
-        "the report. NCCL variables that you have set are kept",
+        help="write NCCL's log to DIR/nccl, and include in the report the networks, transports, channels and "
+        "algorithms that NCCL selected. NCCL variables that you have set are kept",
     )
     add("--no-pulse", action="store_true", help="do not watch the job after the recorded steps")
     add_job_options(parser)
@@ -264,8 +264,7 @@ def nothing_recorded(attempted: Sequence[Path], name: str, failed: bool = False,
         why = "the job failed during its first steps, which are not recorded (--skip-first)"
     elif any(map(rundir.is_run, attempted)):
         why = (
-            "no DistributedDataParallel module trained for longer than the first steps, which are not recorded "
-            "(--skip-first)"
+            "training with DistributedDataParallel ended within the first steps, which are not recorded (--skip-first)"
         )
     elif not is_one_node:
         return (

@@ -27,9 +27,11 @@ _ROUNDS = 5
 _TIMED_STEPS = 10
 _MOST_TIMED_STEPS = 100
 _MOST_LONG_STEPS = 4
-"""number of long steps to time, for a finding that is about them"""
+"""number of long steps to time if a finding is about long steps"""
 _TIMED_S = 1.0
-"""short steps vary more, so that more than `_TIMED_STEPS` are timed: as many as take this long, seconds"""
+"""minimum total time of the timed steps, in seconds; short steps vary more, so more than `_TIMED_STEPS` of them are
+timed
+"""
 _START_S = 5.0
 """typical time from the start of a job until training begins, seconds"""
 
@@ -55,7 +57,7 @@ def add_try_options(parser: argparse.ArgumentParser) -> None:
         "--script",
         metavar="[OLD=]NEW",
         help="run this changed copy of your script instead; OLD is needed if the command has several scripts. Use "
-        "--finding to give the finding whose advice the copy follows",
+        "--finding to name the finding that the change is for",
     )
     add(
         "--allow-lossy",
@@ -244,8 +246,8 @@ def _refuse_others_run(options: argparse.Namespace) -> None:
 
     if not options.trust and not is_of_this_user((options.path / RUN_FILE).stat()):
         raise DdpprofError(
-            f"{options.path} was recorded by another user, whose command would be run. Add --trust if you trust this "
-            "user."
+            f"{options.path} was recorded by another user, and ddpprof try would run that user's command. Add "
+            f"--trust if you trust this user."
         )
 
 
@@ -259,7 +261,8 @@ def _chosen(report: Report, options: argparse.Namespace) -> list[tuple[int, Find
         if not chosen:
             found = ", ".join(dict.fromkeys(one.rule for _, one in numbered))
             raise DdpprofError(
-                f"{options.path} has no finding of the rule {options.rule}. It has findings of: {found or 'no rule'}."
+                f"{options.path} has no finding of the rule {options.rule}. Its findings are of these rules: "
+                f"{found or 'none'}."
             )
     else:
         known = [(number, one) for number, one in numbered if one.change is not None and not one.is_noise]
