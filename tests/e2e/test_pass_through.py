@@ -255,7 +255,7 @@ def test_a_rank_killed_within_the_profiled_steps(endless: Callable[..., subproce
     assert job.returncode not in (0, None)
     assert "ddpprof:" not in errors
     shown = report("run")
-    assert any("rank 1 left no trace" in text and "killed" in text for text in shown["missing"])
+    assert any("rank 1 wrote no trace" in text and "killed" in text for text in shown["missing"])
     killed = next(rank for rank in shown["ranks"] if rank["rank"] == 1)
     assert killed["ended"] is None
     assert len(killed["light_steps"]) >= 8
