@@ -22,7 +22,7 @@ from ddpprof.model.ddp_module import Compilation, CompileOrder, OptimizeDdp
 from ddpprof.record.settings import Settings
 
 _CALLER = "_TorchDynamoContext.__call__.<locals>."
-"""prefix of the qualified name of torch's function that calls compiled code, but not code excluded from compilation"""
+"""prefix of the qualified name of torch's function that calls compiled code; other code is called without it"""
 _COMPILED_WITH = "_ddpprof_compiled_with"
 """attribute of a module that holds the arguments with which the script called its ``compile``"""
 
@@ -32,7 +32,7 @@ _counts_graphs = False
 
 
 def has_compiled() -> bool:
-    """Return True if torch.compile has compiled anything in this process, according to torch's own counters."""
+    """Return True if torch.compile has compiled code in this process, according to torch's own counters."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters["frames"]["ok"])
 
@@ -186,7 +186,7 @@ def _compile_inner_instead(optimized_module: Any) -> None:
 
 
 class _Uncompiled:
-    """Replacement for torch.compile's context that returns a function without compiling it."""
+    """Replacement for the context that torch.compile creates. It returns a function without compiling it."""
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return function

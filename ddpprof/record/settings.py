@@ -1,4 +1,4 @@
-"""Settings of the recording, which are passed to the training processes in one environment variable."""
+"""Settings of the recording. They are passed to the training processes in one environment variable."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Settings:
     steps: int = STEPS
     """steps with the profiler on, or with light recording if ``profiler=False``"""
     profile_ranks: tuple[tuple[int, int], ...] = ()
-    """first and last rank of each span to profile; if empty, all ranks, or a sample of them in a large job"""
+    """first and last rank of each span to profile; if empty, all ranks or, in a large job, a sample of the ranks"""
     baseline_steps: int = 0
     """following profiled steps without gradient communication; the job ends after them, because the ranks diverge"""
     alone_steps: int = 0
@@ -52,7 +52,7 @@ class Settings:
     with_stack: bool = False
     profile_memory: bool = False
     most_seconds: float = 300.0
-    """seconds after which the profiled steps end, however many have been recorded"""
+    """seconds after which the profiled steps end, even if fewer steps than requested have been recorded"""
     most_bytes: int = 2 << 30
     """growth of the process's memory, in bytes, that ends the profiled steps"""
     stop_after: bool = False
@@ -81,13 +81,13 @@ class Settings:
     from turning on autograd's anomaly detection
     """
     num_threads: int = 0
-    """if not 0, number of threads that the script's calls of ``torch.set_num_threads`` set, whatever their argument"""
+    """if not 0, the script's calls of ``torch.set_num_threads`` set this number of threads and ignore their argument"""
     pulse: bool = True
     """record this rank's activity in every step of the whole run, for ``ddpprof top``, ``diagnose`` and reports"""
     losses: bool = False
     """keep the loss of each step"""
     without_ddp: bool = False
-    """make DDP only call its module, without averaging gradients"""
+    """make DDP call its module without averaging gradients"""
     ddp_blocks: int = 0
     """number of pairs of blocks at the end of the run: a block of timed steps with DDP, and one without DDP"""
     block_steps: int = 0

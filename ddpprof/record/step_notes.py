@@ -55,7 +55,7 @@ class RpcNotes(Listener):
         self._calls, self.num_left_out = [], 0
 
     def calls(self) -> tuple[RpcCall, ...]:
-        """Return the calls of the step, finished or not."""
+        """Return all calls of the step, including calls that have not finished."""
         return tuple(self._calls)
 
     def rpc_sent(self, began_ns: int, future: Any, to: Any, func: Any, rpc_type: Any, args: Any, kwargs: Any) -> None:
@@ -114,7 +114,7 @@ _FRAMEWORK_BY_MODULE = {
     "lightning_fabric": "fabric",
     "accelerate.accelerator": "accelerate",
 }
-"""module → framework; the first match is used, because transformers uses Accelerate, and Lightning uses Fabric"""
+"""module → framework; the first match is used, because Transformers uses Accelerate and Lightning uses Fabric"""
 
 
 class JobEnvironment(Listener):
@@ -232,7 +232,7 @@ def framework_at_work() -> str | None:
 
 
 def _holding_the_model() -> str | None:
-    """Return ``"accelerate"`` if the script has created an Accelerator, which is not on the stack during training."""
+    """Return ``"accelerate"`` if the script has created an Accelerator. It is not on the stack during training."""
     state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
     return "accelerate" if getattr(state, "_shared_state", None) else None
 
@@ -271,7 +271,7 @@ class LossNotes(Listener):
 
 
 class StepNotes(Listener):
-    """Records the events of steps that are recorded in detail. It is bound only in such steps."""
+    """Records the events of steps that are recorded in detail. This listener is bound only in such steps."""
 
     def __init__(self) -> None:
         self.modules: list[RecordedModule] = []
@@ -298,7 +298,7 @@ class StepNotes(Listener):
         self._data_parallel: dict[int, DataParallelModule] = {}
         self._data_parallel_device = "cpu"
         self.optimizer: weakref.ref[Any] | None = None
-        """optimizer that took the last step before or in the recorded steps"""
+        """optimizer that took the most recent step, before or in the recorded steps"""
 
     def find(self, ddp: Any) -> RecordedModule | None:
         for module in self.modules:
@@ -479,7 +479,7 @@ class StepNotes(Listener):
         )
 
     def release_modules(self) -> None:
-        """Release the modules, which may be large and no longer in use, but keep the facts about them."""
+        """Release the modules, because they may be large and no longer in use, but keep the facts about them."""
         self._facts_of_released = self._facts_of_modules()
         self.modules = []
 

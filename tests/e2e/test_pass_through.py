@@ -333,5 +333,5 @@ def test_a_second_job_of_the_same_command_leaves_the_first_ones_run(
     (tmp_path / "twice.sh").write_text(f"{job}\n{job}\n")
     done = ddpprof("trace", "--force", "--out", "run", *QUICK, "--", "bash", "twice.sh")
     assert (done.returncode, done.stdout.count("out 0")) == (0, 2)
-    assert "the command starts more than one training job: only the first is recorded" in done.stderr
+    assert "the command starts more than one training job. Only the first job is recorded" in done.stderr
     assert len(report("run")["ranks"][0]["steps"]) == 3
