@@ -93,15 +93,12 @@ def start(
 
 
 def helper_environment() -> dict[str, str]:
-    """Return the environment for a helper process that runs no user code.
-
-    It has `SAFE_PATH` and none of the user's secrets.
-    """
+    """Return the environment for a helper process that runs no user code. It contains `SAFE_PATH` but no secrets."""
     return {name: value for name, value in os.environ.items() if not is_secret(name, value)} | SAFE_PATH
 
 
 def adopt_orphans() -> None:
-    """Make this process the new parent of descendants whose parent dies, so that they can be found and ended."""
+    """Make this process the new parent of orphaned descendants, so that it can find and end them."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 

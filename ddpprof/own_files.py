@@ -256,7 +256,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def write_named(path: Path, content: bytes) -> None:
-    """Write a file whose path was chosen by the user. Raises ``OSError``.
+    """Write a file to a path chosen by the user. Raises ``OSError``.
 
     A regular file is replaced atomically. A link, pipe or device is written directly.
     """
@@ -322,7 +322,7 @@ def is_folder(path: Path) -> bool:
 
 
 def make_named_folder(path: Path) -> None:
-    """Create a folder whose path was chosen by the user, if necessary. The path may be a link. Raises ``OSError``."""
+    """If necessary, create a folder at a path chosen by the user. The path may be a link. Raises ``OSError``."""
     path.mkdir(_mode(0o755), parents=True, exist_ok=True)
 
 

@@ -108,12 +108,12 @@ def least_skipped(on_accelerator: bool) -> int:
 
 
 def default_steps(on_accelerator: bool) -> int:
-    """Return the number of training steps after which everything is recorded, with default settings."""
+    """Return the number of training steps that a job needs for a complete recording with default settings."""
     return max(SKIP_FIRST, least_skipped(on_accelerator)) + COST_STEPS + WARMUP + STEPS
 
 
 def options_for(num_steps: int, on_accelerator: bool = False) -> str | None:
-    """Return the options that record as many of `num_steps` steps as possible; ``None`` if nothing can be recorded."""
+    """Return the options that record as many of `num_steps` steps as possible; ``None`` if no step can be recorded."""
     least = least_skipped(on_accelerator)
     if num_steps < max(_FEWEST, least + 1):
         return None

@@ -110,7 +110,7 @@ def captures_in(directory: Location) -> dict[int, Location]:
 
 
 def _numbered_runs(directory: Location, names: re.Pattern[str]) -> dict[int, Location]:
-    """Return the runs in folders whose names match `names`, by number, in order. Links are left out."""
+    """Return the runs in folders with names that match `names`, by number, in order. Links are ignored."""
     found = {int(match.group(1)): path for path in directory.iterdir() if (match := names.match(path.name))}
     kept = {number: path for number, path in found.items() if not (isinstance(path, Path) and path.is_symlink())}
     return {number: kept[number] for number in sorted(kept) if is_run(kept[number])}
@@ -253,7 +253,7 @@ def remove_run(directory: Path) -> None:
 
 
 def _remove_files(directory: Path, is_own: Callable[[str], object]) -> None:
-    """Delete the files in a folder whose names `is_own` accepts, and then the folder if it is empty."""
+    """Delete the files with names that `is_own` accepts in a folder. If the folder is then empty, delete it, too."""
     if not own_files.is_folder(directory):
         return
     own_files.remove_left_parts(directory)

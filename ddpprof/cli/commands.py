@@ -191,7 +191,7 @@ COMMANDS = {command.name: command for commands in GROUPS.values() for command in
 
 
 class _Parser(Parser):
-    """Parser that reports errors in one line, like the rest of ddpprof, and whose help begins with an example."""
+    """Parser that reports errors in one line, like the rest of ddpprof. Its help text begins with an example."""
 
     beginning = ""
 
@@ -222,7 +222,7 @@ class _Color(argparse.Action):
 
 
 class _Root(_Parser):
-    """Parser whose help lists the commands by group."""
+    """Parser for ddpprof itself. Its help text lists the commands by group."""
 
     def format_help(self) -> str:
         question = "What does DistributedDataParallel cost, and which setting should you change?"
@@ -246,7 +246,7 @@ def refuse_unknown(words: Sequence[str]) -> NoReturn:
 def parsers(wanted: Container[str] = COMMANDS.keys()) -> tuple[Parser, dict[str, Parser]]:
     """Return ddpprof's parser, and the parser of each command by name.
 
-    `wanted`: names of the commands whose options are added. The modules of other commands are not imported.
+    `wanted`: names of the commands that need their options. The modules of other commands are not imported.
     """
     parser = _Root(prog="ddpprof")
     parser.add_argument("-V", "--version", action="version", version=f"ddpprof {__version__}")

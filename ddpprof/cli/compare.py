@@ -311,7 +311,9 @@ def _record(environment: Environment, job: JobCommand) -> str:
         exit_code = trace.wait()
     if exit_code:
         why = last_error(output.read_text(encoding="utf-8", errors="replace"))
-        raise DdpprofError(f"{job.name} failed in {environment.title}: {why}. Its output is in {output}")
+        raise DdpprofError(f"{job.name} failed in {environment.title}: {why}. See the output of the job in {output}")
     if number not in repeated_runs_in(folder):
-        raise DdpprofError(f"nothing was recorded for {job.name} in {environment.title}. Its output is in {output}")
+        raise DdpprofError(
+            f"nothing was recorded for {job.name} in {environment.title}. See the output of the job in {output}"
+        )
     return usual_step_in_words(folder / repeated_directory(number))

@@ -175,8 +175,8 @@ def write_log_directory(
 ) -> tuple[str, ...]:
     """Write the log directory. Return messages about data that the profiler plugin cannot show.
 
-    `for_plugin`: the ranks whose traces the plugin shows. Raises ``OSError``, and `DdpprofError` if TensorBoard is not
-    installed.
+    `for_plugin`: the ranks with traces that the plugin shows. Raises ``OSError``, and `DdpprofError` if TensorBoard is
+    not installed.
     """
     from ddpprof.render.tensorboard import write_native
 
@@ -187,7 +187,7 @@ def write_log_directory(
 
 @contextmanager
 def _replaced(directory: Path) -> Iterator[Path]:
-    """Yield a folder whose content replaces the content of `directory` at the end.
+    """Yield a folder. At the end, its content replaces the content of `directory`.
 
     Directories are moved as a whole, because the profiler plugin reads a directory as soon as it exists.
     """

@@ -255,7 +255,10 @@ _NOT_REACHED = (
 
 
 def nothing_recorded(attempted: Sequence[Path], name: str, failed: bool = False, is_one_node: bool = True) -> str:
-    """Return a message that says why nothing was recorded. A run is created at a DDP module's first forward pass."""
+    """Return a message that explains why nothing was recorded.
+
+    A run is created in the first forward pass of a DDP module.
+    """
     from ddpprof import rundir
 
     if failed and not any(map(rundir.is_run, attempted)):

@@ -237,7 +237,10 @@ def _run(
     seconds = time.monotonic() - began
     problem = _problem(folder, experiment, variant, outcome.exit_code)
     if outcome.is_timed_out:
-        problem = f"it was ended after {seconds:.0f} s, because it took more than {_MUCH_LONGER} times as long as other trials"
+        problem = (
+            f"it was ended after {seconds:.0f} s, because it took more than {_MUCH_LONGER} times as long as "
+            "other trials"
+        )
     ended = TrialEnd(outcome.exit_code, seconds, problem)
     write_end(folder, ended)
     return ended

@@ -173,7 +173,7 @@ def _zstd(path: Location) -> ModuleType:
 
 
 class _Checked:
-    """A stream whose `read` raises `UnreadableError` if data is damaged or exceeds the limits."""
+    """A stream. Its `read` raises `UnreadableError` if data is damaged or exceeds the limits."""
 
     def __init__(
         self, stream: Stream, method: str, damages: tuple[type[Exception], ...], limits: Limits, file: IO[bytes]

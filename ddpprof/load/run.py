@@ -205,7 +205,7 @@ def complete(
 
 
 def _of_other_jobs(ranks: Sequence[KnownRank]) -> list[str]:
-    """Return a message for each rank whose world size differs from the world size of most ranks."""
+    """Return a message for each rank with a different world size than most ranks."""
     sizes = [(one.rank, one.world_size) for one in ranks if one.world_size is not None]
     usual = max(counts, key=lambda size: counts[size]) if (counts := Counter(size for _, size in sizes)) else None
     return [
@@ -290,7 +290,7 @@ def _holds_no_trace(directory: Location, missing: Sequence[str]) -> str:
     if runs := runs_in(directory):
         more = " and more" if len(runs) > _MOST_NAMED else ""
         named = ", ".join(runs[:_MOST_NAMED])
-        return f"{directory} is not a run but contains runs: {named}{more}. Give one of them: {directory / runs[0]}"
+        return f"{directory} is not a run, but contains runs: {named}{more}. Give one run: {directory / runs[0]}"
     why = missing[0].removeprefix("skipped: ") if missing else None
     reason = f"it has no run.json and no trace ({why})" if why else "it has no run.json and no traces"
     return f"{directory} is not a run: {reason}. {_how_to_record(directory)}"

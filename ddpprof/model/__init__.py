@@ -174,7 +174,7 @@ class Run:
     settings: Mapping[str, object] = field(default_factory=dict)
     """the recorder's settings; empty for traces that ddpprof did not record"""
     other_file: OtherFile | None = None
-    """file of another tool, in place of ranks"""
+    """file of another tool; such a run has no ranks"""
     attempts: tuple[Attempt, ...] = ()
     """all attempts, in order, if torchrun started the job more than once"""
     exits: tuple[ProcessExit, ...] = ()

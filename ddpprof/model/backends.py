@@ -102,7 +102,7 @@ class Device:
     activity: str | None = None
     """name in ``torch.profiler.ProfilerActivity``; ``None`` if only another profiler can record it"""
     counts_memory: bool = False
-    """whether its memory statistics have the same interface as those of ``torch.cuda``"""
+    """whether its memory statistics have the same interface as in ``torch.cuda``"""
 
 
 DEVICES = (

@@ -57,7 +57,7 @@ _COLLECTIVES = COLLECTIVES_OF_ALL | {*_OF_PEERS, *_OF_SETUP, *_OF_DDP}
 _OF_DISTRIBUTED = re.compile(r"/torch/(?:distributed|nn/parallel)/(?!checkpoint/)")
 """source files of collectives, except ``torch.distributed.checkpoint``, which has functions with the same names"""
 WORK_WAIT = "work.wait"
-"""name used for a collective that was started with ``async_op=True`` or whose result is a future"""
+"""name used for a collective that was started with ``async_op=True`` or returned a future"""
 _OF_ASYNCHRONOUS = re.compile(r"/ddpprof/record/patches\.py$|/torch/futures/__init__\.py$")
 """source files in which a thread waits for an asynchronous collective; ddpprof wraps ``Work.wait``"""
 

@@ -234,7 +234,7 @@ class Loader(Struct, frozen=True):
     """time that the training thread waited for this loader in the recorded steps"""
     persistent_workers: bool = False
     batches: tuple[Batch, ...] = ()
-    """batches of the recorded steps whose samples could be read"""
+    """batches of the recorded steps with samples that could be read"""
     batches_per_pass: Int64 | None = None
     """``len(loader)``; ``None`` for an ``IterableDataset``, because PyTorch can only estimate its length"""
     worker_seeds: tuple[int, ...] = ()
@@ -277,7 +277,7 @@ class UnaveragedParameters(Struct, frozen=True):
     """class of the DDP module that contains the parameters or, if there is none, of the outermost module that does"""
     names: tuple[str, ...]
     is_wrapped: bool
-    """True if they belong to a DDP module whose ``forward`` the script never calls"""
+    """True if they belong to a DDP module that the script never calls"""
     replica: Replica
     """samples of their values; its `module` is an index into ``Record.unaveraged``"""
     shapes: tuple[tuple[Int64, ...], ...] = ()
@@ -331,7 +331,7 @@ class HostRead(Struct, frozen=True):
 
 
 class CodeSamples(Struct, frozen=True):
-    """Samples of which line of the script the training thread executed in profiled steps."""
+    """Samples of the training thread in profiled steps: the line of the script that it executed."""
 
     began_ns: Int64
     """beginning of the first sample, ns since 1970"""

@@ -277,7 +277,7 @@ class WholeRun:
 
     @property
     def shown(self) -> RankWholeRun | None:
-        """The rank whose steps represent the job; ``None`` if no step was recorded."""
+        """The rank that represents the job; ``None`` if no step was recorded."""
         return next((one for one in self.ranks if one.whole is not None), None)
 
     @property

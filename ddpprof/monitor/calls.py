@@ -69,7 +69,7 @@ class _Side:
 
 
 def odd_by_calls(positions: Sequence[Position]) -> OddRank | None:
-    """Return the rank whose collectives differ; ``None`` if there is none, or if the collectives are unknown."""
+    """Return the rank that called different collectives; ``None`` if there is none or collectives are unknown."""
     positions = [one for one in positions if one.calls]  # a process that was killed has recorded no calls
     if len(positions) < 2:
         return None

@@ -307,7 +307,7 @@ def find_py_spy() -> str:
 def dump_stacks(evidence: Iterable[RankEvidence]) -> str:
     """Return the stacks of all threads of the ranks on this machine.
 
-    For a process whose stacks cannot be read, return the reason.
+    If the stacks of a process cannot be read, the reason is returned instead.
 
     Raises `DdpprofError` if py-spy is not installed.
     """

@@ -68,7 +68,7 @@ class _PlainValues(pickle.Unpickler):
 
 
 def dumps_in(folder: Path) -> dict[int, Path]:
-    """Return the files in a folder whose names end in a rank number, such as ``nccl_trace_rank_3``, by rank."""
+    """Return, by rank, the files in a folder with names that end in a rank number, such as ``nccl_trace_rank_3``."""
     found = {}
     for path in sorted(folder.iterdir())[:_MOST_FILES]:
         match = _RANK.search(path.name)

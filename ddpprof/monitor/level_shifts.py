@@ -342,7 +342,7 @@ class LevelShifts:
             self._learn()
 
     def _withdraw(self, first: int, least_growth: float = inf) -> None:
-        """Starting at index `first`, withdraw slowdowns whose step time grew by less than the factor `least_growth`."""
+        """Withdraw slowdowns from index `first` on if their step time grew by less than the factor `least_growth`."""
         for number, shift in enumerate(self.shifts[first:], first):
             if shift.after_ns < least_growth * shift.before_ns:
                 self.shifts[number] = replace(shift, is_noise=True)

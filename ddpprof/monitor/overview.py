@@ -46,7 +46,7 @@ class Standing(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        """Whether the rank will not report anything more."""
+        """Whether the rank has sent its last report."""
         return self not in (Standing.TRAINING, Standing.WAITS, Standing.NO_SIGN)
 
     @property
@@ -250,7 +250,7 @@ def is_starting(path: Path) -> bool:
 
 
 def refuse_starting(path: Path) -> None:
-    """Raise `DdpprofError` if a job was just started with `path` as its output, and none of its ranks trains yet."""
+    """Raise `DdpprofError` if a job that writes to `path` has just been started, and no rank is training yet."""
     if is_starting(path):
         raise DdpprofError(f"{STARTING.format(path)} Try again in a few seconds.")
 
@@ -284,7 +284,7 @@ def find_pulses(path: Path) -> Path:
 
 
 def look_at(directory: Path, now_ns: int) -> Overview:
-    """Return the current state of the job whose pulses are in this directory.
+    """Return the current state of the job with its pulse files in this directory.
 
     Raises `DdpprofError` if no pulse can be read.
     """

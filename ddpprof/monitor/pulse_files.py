@@ -165,7 +165,7 @@ def _last_steps(file: int, identity: PulseIdentity, state: PulseState, num_steps
 
 
 def read_heads(directory: Path, num_steps: int) -> Iterator[PulseHead]:
-    """Yield the state and most recent steps of each rank whose pulse can be read.
+    """Yield the state and most recent steps of each rank with a readable pulse file.
 
     Raises ``OSError`` if the directory does not exist.
     """

@@ -51,7 +51,7 @@ class NcclRank:
 
     pid: int | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
-    """collective operation → number of launches; in text, only operations whose numbers differ between ranks"""
+    """collective operation → number of launches; a text answer contains only operations that differ between ranks"""
     is_missing: bool = False
     """whether RAS got no answer from the rank's process"""
     is_dead: bool = False

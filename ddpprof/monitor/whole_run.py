@@ -80,7 +80,7 @@ def stretches(rows: PulseSummaries, most: int) -> tuple[Stretch, ...]:
 def own_times(rows: PulseSummaries, most: int) -> tuple[int, ...]:
     """Return the rank's median own time per step, in ns, in each of `most` ranges of steps.
 
-    The result is empty if there are fewer ranges, or if the rank's waiting time is unknown in one of them.
+    The result is empty if there are fewer ranges, or if the rank's waiting time is unknown in any range.
     """
     if not len(rows):
         return ()

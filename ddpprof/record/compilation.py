@@ -27,7 +27,7 @@ _COMPILED_WITH = "_ddpprof_compiled_with"
 """attribute of a module that holds the arguments with which the script called its ``compile``"""
 
 _num_graphs: dict[tuple[str, ...], int] = {}
-"""parameter names of a compiled forward → number of graphs into which DDPOptimizer last split it"""
+"""parameter names of a compiled forward pass → number of graphs into which DDPOptimizer last split it"""
 _counts_graphs = False
 
 
@@ -44,7 +44,7 @@ def _has_graphs() -> bool:
 def order_of(ddp: Any) -> CompileOrder | None:
     """Return the order in which DDP and torch.compile wrap the model; ``None`` if it is not compiled.
 
-    Call this within the forward of `ddp`.
+    Call this within the forward pass of `ddp`.
     """
     if ddp._compiled_call_impl is not None or _is_in_compiled_code():
         return CompileOrder.DDP_FIRST

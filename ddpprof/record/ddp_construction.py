@@ -194,7 +194,7 @@ class ModelComparison:
         ddp, first = self._module(), self._of_rank_0()
         found = list(differing_parameters(_describe_model(ddp), first)) if first is not None else []
         if found:
-            _say_difference(ddp, "its model differs from that of", f": {clauses(found, _MOST_SAID)}.")
+            _say_difference(ddp, "its model differs from the model of", f": {clauses(found, _MOST_SAID)}.")
 
     def compare_what_passed(self) -> None:
         """Warn if this rank's buckets will differ from rank 0's buckets although DDP's own comparison has passed."""
@@ -204,12 +204,12 @@ class ModelComparison:
         mine = _describe_model(ddp)
         unlike = list(differing_parameters(mine, first)) if mine.parameters.keys() == first.parameters.keys() else []
         if unlike:
-            _say_difference(ddp, "its model differs from that of", f": {clauses(unlike, _MOST_SAID)}. {_BY_PLACE}")
+            _say_difference(ddp, "its model differs from the model of", f": {clauses(unlike, _MOST_SAID)}. {_BY_PLACE}")
         found = list(differing_arguments(mine, first))
         if found:
             _say_difference(
                 ddp,
-                "DDP's arguments differ from those on",
+                "DDP's arguments differ from the arguments on",
                 f", which can make training hang: {clauses(found, _MOST_SAID)}.",
             )
 
@@ -319,7 +319,7 @@ _NOT_WITHOUT_DDP = ("mixed_precision", "delay_all_reduce_named_params")
 """DDP arguments that change the computation itself, so that disabling DDP would change the result"""
 
 _AWAY = "_ddpprof_takes_ddp_away"
-"""attribute of a module whose reducer is disabled"""
+"""attribute that marks a module with a disabled reducer"""
 
 
 def modify_ddp(distributed: ModuleType, settings: Settings) -> None:

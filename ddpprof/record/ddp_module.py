@@ -277,17 +277,17 @@ _NEVER = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class OpenForward:
-    """A forward that has not ended yet."""
+    """A forward pass that has not ended yet."""
 
     start_ns: int
     inner_start_ns: int
-    """end of DDP's own work before the module's forward"""
+    """end of DDP's own work before the module's forward pass"""
     buffer_sync_ns: int
     rebuild_ns: int
 
 
 class RecordedModule:
-    """Records the forwards and backward passes of one DDP module."""
+    """Records the forward passes and backward passes of one DDP module."""
 
     def __init__(self, ddp: DistributedDataParallel, index: int) -> None:
         self.ddp = ddp
@@ -315,7 +315,8 @@ class RecordedModule:
         self.replica = ReplicaNotes(self._of_reducer.parameters)
         self._gradient: tuple[int, int] | None = None
         self._num_backwards: int | None = None
-        """number of backward passes since the last forward; ``None`` if that forward ran under ``no_sync()``"""
+        """number of backward passes since the last forward pass; ``None`` if that forward pass ran under ``no_sync()``
+        """
         self.num_unreduced = 0
         self._call = 0
         self._group: TimingProcessGroup | None = None
@@ -327,7 +328,7 @@ class RecordedModule:
         return len(self._of_reducer.names)
 
     def synchronizing_forward_is_over(self, end_ns: int) -> None:
-        """Record the end of a forward outside ``no_sync()``, and close the previous backward pass, if any.
+        """Record the end of a forward pass outside ``no_sync()``, and close the previous backward pass, if any.
 
         The reducer's times are relative to `end_ns`. If several forward passes share one backward pass, the times are
         relative to the end of the last forward pass.
@@ -344,7 +345,7 @@ class RecordedModule:
             self.times.begin_backward()
 
     def accumulating_forward_is_over(self) -> None:
-        """Record the end of a forward under ``no_sync()``."""
+        """Record the end of a forward pass under ``no_sync()``."""
         self._num_backwards = None
 
     def backward_begins(self) -> None:
@@ -392,7 +393,7 @@ class RecordedModule:
     def _layout_is_final(self) -> bool:
         """Return True if DDP will not rebuild its buckets again.
 
-        DDP rebuilds them at its second forward, unless it searches for unused parameters.
+        DDP rebuilds them at its second forward pass, unless it searches for unused parameters.
         """
         searches = self.ddp.find_unused_parameters and not self.ddp.static_graph
         return searches or bool(getattr(self.ddp, "_has_rebuilt_buckets", True))

@@ -30,7 +30,7 @@ class Listener:
 
     __slots__ = ()
     may_raise: ClassVar[bool] = True
-    """False if none of the methods raises, so that they can be called without ``try``"""
+    """False if no method raises, so that the methods can be called without ``try``"""
 
     def forward_begins(self, ddp: DistributedDataParallel) -> None:
         """Called in any thread when a DDP module's forward pass begins. A step may have ended immediately before it."""
@@ -45,13 +45,13 @@ class Listener:
         """
 
     def forward_ends(self, ddp: DistributedDataParallel, inner_end_ns: int) -> None:
-        """Called when a DDP module's forward has ended. `inner_end_ns`: when the wrapped module's forward ended."""
+        """Called when a DDP module's forward pass has ended. `inner_end_ns`: end of the module's own forward pass."""
 
     def forward_fails(self, ddp: DistributedDataParallel, error: BaseException) -> None:
         """Called when a DDP module's forward pass has raised an exception. The script may catch the exception."""
 
     def data_parallel_forward_begins(self, model: DataParallel[Any]) -> None:
-        """Called when the forward of an `nn.DataParallel` begins."""
+        """Called when the forward pass of an `nn.DataParallel` begins."""
 
     def waited(self, what: object, began_ns: int) -> None:
         """Called when the training thread has waited for other ranks.
@@ -161,7 +161,7 @@ class Events(Listener):
         self.heard: frozenset[str] = frozenset()
         """names of the events that have a listener"""
         self.training_thread: int | None = None
-        """the thread that trains; ``None`` before the first forward"""
+        """the thread that trains; ``None`` before the first forward pass"""
         self.is_waiting = False
         """whether the training thread is waiting for other ranks; nested waits are not reported"""
         self.num_optimizer_steps = 0

@@ -199,7 +199,7 @@ _OFFER_S = 30.0
 @dataclass(frozen=True)
 class AgreedRecording:
     out: str | None
-    """run directory; ``None`` if nothing can be recorded"""
+    """run directory; ``None`` if recording is not possible"""
     run_id: str
     everyone: bool
     """True if every rank of the process group records"""
@@ -359,7 +359,7 @@ class JobRank:
     def attach(self, group: dist.ProcessGroup) -> None:
         """Join the agreement of the job's ranks. `group`: process group of the DDP module.
 
-        Call this at the first DDP forward, when the process group exists and no backward pass has run.
+        Call this at the first DDP forward pass, when the process group exists and no backward pass has run.
         """
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         store = dist.PrefixStore(self._prefix, dist.distributed_c10d._get_default_store())

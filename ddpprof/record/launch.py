@@ -280,7 +280,7 @@ def _begin_job() -> None:
 
 
 def end_jobs_into(out: Path) -> None:
-    """End all processes of this user that record into `out` and whose parent was killed."""
+    """End all processes of this user that record into `out` and have lost their parent."""
     deadline, found_none = time.monotonic() + _GRACE_S, False
     while time.monotonic() < deadline:
         left = _recording_into(out)

@@ -273,7 +273,7 @@ class PulseWriter(Listener):
         self._flags = 0
         self._num_passes = 0
         self._num_forwards = self._passes_before = 0
-        """number of synchronizing forwards in the step, and of synchronizing backward passes before it"""
+        """number of synchronizing forward passes in the step, and of synchronizing backward passes before it"""
         self._usual_unpaired: int | None = None
         """smallest difference so far between the number of forward passes and of backward passes in a step"""
         self._finite_step = self._last_nonfinite = UNKNOWN

@@ -5,7 +5,7 @@ hosts share no file system, a rank that does not find ``run.json`` writes one fo
 to join the parts.
 
 torchrun restarts all ranks when a rank fails, or when nodes join or leave. The first attempt that reaches a DDP forward
-records into the run directory, and later attempts record into subfolders.
+pass records into the run directory, and later attempts record into subfolders.
 """
 
 from __future__ import annotations

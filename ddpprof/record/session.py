@@ -50,7 +50,7 @@ _COMPILED = "optimizer_hooks"
 _ONLY_RECORDED = ("pre_forward_begins", "batch_comes")
 """events that `Feeding` needs only in steps that are recorded or may still be recorded"""
 _MOST_TO_ALLOCATE = 3
-"""number of optimizer steps that a script may take before its first DDP forward, in order to allocate memory"""
+"""number of optimizer steps that a script may take before its first DDP forward pass, in order to allocate memory"""
 _STEPS_TO_PEAK = 10
 """number of first steps in which memory peaks are assigned to a part of the step, unless the steps are recorded"""
 _COMPARED_STEPS = 50
@@ -154,13 +154,13 @@ class Session(Listener):
         return self.window.mode is StepMode.DONE
 
     def attach(self, ddp: DistributedDataParallel) -> None:
-        """Begin recording, at the first forward of a DDP module."""
+        """Begin recording, at the first forward pass of a DDP module."""
         self.notes.environment.describe(ddp)
         self.notes.module(ddp)
         self._begin_training(functools.partial(self.job.attach, ddp.process_group))
 
     def attach_alone(self) -> None:
-        """Begin recording, at the first forward of an `nn.DataParallel`. This process is the whole job."""
+        """Begin recording, at the first forward pass of an `nn.DataParallel`. This process is the whole job."""
         if self._settings.baseline_steps or self._settings.alone_steps:
             raise DdpprofError("--baseline-steps needs DistributedDataParallel, but the script uses DataParallel.")
         self._begin_training(self.job.attach_alone)
@@ -460,7 +460,7 @@ class RecordedSteps(Listener):
         self._not_of_ddp: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         """optimizers without parameters of any DDP module → number of DDP modules when this was checked"""
         self._steps_without_forward = 0
-        """number of optimizer steps for parameters of DDP modules before the first DDP forward"""
+        """number of optimizer steps for parameters of DDP modules before the first DDP forward pass"""
 
     def forward_begins(self, ddp: DistributedDataParallel) -> None:
         session = self._session

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ENVIRONMENT_VARIABLE = "DDPPROF_SETTINGS"
 WATCHING: dict[str, Any] = {"skip_first": REBUILT, "cost_steps": 0, "warmup": 0, "steps": 0, "profiler": False}
-"""settings that record nothing but the pulse"""
+"""settings that record only the pulse"""
 
 
 @dataclass(frozen=True, repr=False)  # created in every process that imports torch, so it must be fast to create
@@ -105,7 +105,7 @@ class Settings:
 
     @classmethod
     def to_watch(cls, out: str, **others: Any) -> Settings:
-        """Return settings that record nothing but the pulse."""
+        """Return settings that record only the pulse."""
         return cls(out, **WATCHING, **others)
 
     def to_capture(self, request: CaptureRequest, folder: Path, first_step: int) -> Settings:

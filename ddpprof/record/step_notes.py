@@ -1,4 +1,4 @@
-"""Record facts about the job and the current step: forwards, optimizer steps, losses, RPC calls."""
+"""Record facts about the job and the current step: forward passes, optimizer steps, losses, RPC calls."""
 
 from __future__ import annotations
 
@@ -339,7 +339,7 @@ class StepNotes(Listener):
             self._data_parallel_device = model.src_device_obj.type if devices else "cpu"
 
     def recording_begins(self, step: int) -> None:
-        """Check the parameters before the first recorded step, whose number is `step`."""
+        """Check the parameters before the first recorded step. `step`: number of this step."""
         for module in self.modules:
             module.replica.recording_begins(step)
         self.unaveraged.first_look(step)

@@ -42,7 +42,7 @@ class Schedule:
 
     @property
     def num_steps(self) -> int:
-        """Number of training steps after which everything is recorded."""
+        """Number of training steps that are needed for a complete recording."""
         return self._done_begin + self._num_block_steps
 
     @property
@@ -152,7 +152,7 @@ class StepDetector:
         self._needs_forward = False
 
     def forward_begins(self, module: int, synchronizes: bool) -> bool:
-        """Handle the beginning of a DDP forward with gradients. Return True if a step ended just before it."""
+        """Handle the beginning of a DDP forward pass with gradients. Return True if a step ended just before it."""
         ended = module in self._synchronized and self._steps_end_at_forward()
         if ended:
             self._synchronized.clear()

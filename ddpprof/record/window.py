@@ -60,7 +60,7 @@ class Graphs(Listener):
 
 
 class Baseline(Listener):
-    """Disables gradient communication: every forward in baseline steps runs as if under ``ddp.no_sync()``.
+    """Disables gradient communication: every forward pass in baseline steps runs as if under ``ddp.no_sync()``.
 
     The ranks' parameters diverge in these steps. The job therefore ends after them, and no checkpoints are written. The
     script's own ``no_sync()`` still works. This listener is bound only in baseline steps.
@@ -126,7 +126,7 @@ class Window:
         """time at which training ended, ns since 1970, as last written"""
         self.unusual_collective: UnusualCollective | None = None
         self.stopping = False
-        """True if the job should end because everything is recorded"""
+        """True if the job should end because recording is complete"""
         self._step_start_ns = 0
 
     def begin(self) -> None:

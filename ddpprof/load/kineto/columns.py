@@ -326,7 +326,7 @@ def _in_order(kind: type[_RowsT], chunks: Sequence[_RowsT]) -> _RowsT:
 
 
 def _launches_of(parts: Sequence[Collected], correlation: IntColumn) -> LaunchRows:
-    """Return the launches whose correlation ID occurs in `correlation`."""
+    """Return the launches with a correlation ID in `correlation`."""
     wanted = np.unique(correlation)
     for part in parts:
         part.launches.keep(lambda launches: _is_in(wanted, launches.correlation))

@@ -105,7 +105,7 @@ def test_a_folder_of_runs_names_them(tmp_path: Path) -> None:
     for name in ("b", "a", "notes"):
         (tmp_path / name).mkdir()
         (tmp_path / name / ("run.json" if name != "notes" else "x.json")).write_text(json.dumps(RUN))
-    with pytest.raises(NotARun, match=rf"is not a run but contains runs: a, b\. Give one of them: {tmp_path / 'a'}$"):
+    with pytest.raises(NotARun, match=rf"is not a run, but contains runs: a, b\. Give one run: {tmp_path / 'a'}$"):
         load_run(tmp_path)
     for number in range(20):
         (tmp_path / f"c{number:02}").mkdir()
