@@ -54,7 +54,7 @@ class LaneSpan:
     start_ns: int
     end_ns: int
     what: str
-    """name of one of the timeline's parts, or the character with which the span is drawn"""
+    """name of a part of the timeline, or the character that draws the span"""
 
 
 @dataclass(frozen=True, slots=True)

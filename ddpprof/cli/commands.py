@@ -1,4 +1,4 @@
-"""Table of all commands, from which parsers, help texts and shell completion are made."""
+"""Table of all commands. Parsers, help texts and shell completion are made from this table."""
 
 from __future__ import annotations
 

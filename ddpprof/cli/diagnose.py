@@ -124,7 +124,7 @@ def _why_well(seen: Examination, run: Path) -> str:
         return f"{standstill_line(standstill)}. Try again in a few seconds."
     unwatched = [one.rank for one in evidence if one.state.ended == Ended.UNWATCHED]
     if unwatched:
-        return f"ddpprof stopped watching rank {unwatched[0]}, so it cannot tell whether the job hangs."
+        return f"ddpprof stopped watching rank {unwatched[0]}, so it is unknown whether the job hangs."
     waits_s = [(one.now_ns - one.state.step_since_ns) / 1e9 for one in evidence if not one.has_ended]
     if min(waits_s, default=0.0) > OVERDUE_S:
         return f"the job has been at step {step:,} for {min(waits_s):.0f} s. ddpprof does not consider this a hang yet."

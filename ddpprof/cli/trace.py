@@ -208,7 +208,7 @@ def _say_how_it_failed(out: Path) -> None:
 def report_stream() -> TextIO:
     """Return the stream for the report after the job.
 
-    It is stderr if stdout goes to a file or program, which then receives only the job's output.
+    If stdout goes to a file or program, this is stderr, so that stdout contains only the job's output.
     """
     return sys.stdout if sys.stdout.isatty() else sys.stderr
 

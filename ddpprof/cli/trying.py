@@ -68,8 +68,8 @@ def add_try_options(parser: argparse.ArgumentParser) -> None:
         "--rounds",
         type=positive,
         metavar="N",
-        help=f"number of runs with each change and without changes ({_ROUNDS}); doubled if these are not enough. With "
-        "--resume: total number of runs to reach",
+        help=f"number of runs with each change and without changes ({_ROUNDS}); doubled if the results are not "
+        "conclusive. With --resume: total number of runs to reach",
     )
     add(
         "--skip-first",
@@ -222,7 +222,7 @@ def _as_it_is(options: argparse.Namespace, report: Report) -> Experiment:
 def _with_enough_steps(experiment: Experiment, report: Report, about: Sequence[Finding]) -> Experiment:
     """Return the experiment with more timed steps if steps are short, or if findings are about a few long steps.
 
-    The number is limited by the number of steps for which the job trains.
+    The number is limited to the number of steps that the job trains.
     """
     from dataclasses import replace
     from math import ceil
@@ -348,9 +348,9 @@ def _say_plan(experiment: Experiment, report: Report, promises: list[Promise], p
     seconds = starts * (_START_S + steps * (report.step_ns or 0) / 1e9)
     long = f"{seconds:.0f} s" if seconds < 100 else in_minutes(seconds)
     progress(
-        f"Trying {number_of(len(promises), 'change')} to the job of {path}: {number_of(starts, 'start')} of "
-        f"`{shlex.join(experiment.command)}`, {steps} steps each, about {long}, "
-        "or twice as many starts if these are not enough."
+        f"Trying {number_of(len(promises), 'change')} to the job of {path}. This starts "
+        f"`{shlex.join(experiment.command)}` {number_of(starts, 'time')} for {steps} steps each, and takes about "
+        f"{long}. If the results are not conclusive, the number of starts is doubled."
     )
 
 

@@ -268,7 +268,7 @@ def _shown(name: str) -> str:
 
 
 def _of_host_name() -> str | None:
-    """Return the interface to which the name of this host resolves, or ``None``."""
+    """Return the interface with the address of this host's name, or ``None``."""
     addresses = set()
     with suppress(OSError):
         addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)}

@@ -99,7 +99,7 @@ _WINDOW = ["--skip-first", "2", "--cost-steps", "4", "--warmup", "1", "--steps",
 _AFTER_WINDOW = 12
 """number of the first step after recording has ended"""
 _PAUSE_SHARE = 10
-"""a pause may take at most the process group's timeout, after which other ranks fail, divided by this"""
+"""a pause may take at most 1/N of the process group's timeout, where N is this number"""
 
 
 def check_unchanged(context: Context) -> Iterator[CheckResult]:

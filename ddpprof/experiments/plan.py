@@ -112,7 +112,7 @@ class Variant:
 
     @property
     def processes(self) -> str:
-        """Number of processes, in words."""
+        """Number of processes as text."""
         return "1 process" if self.nproc == 1 else f"{self.nproc} processes"
 
     @property

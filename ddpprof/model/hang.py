@@ -124,7 +124,7 @@ class Verdict(Struct, frozen=True):
     since_unix_ns: Int64 | None = None
     """time at which the first waiting rank began to wait"""
     detail: str | None = None
-    """further details, in words"""
+    """further details as text"""
     usual_ns: Int64 | None = None
     """usual length of a step, ns"""
     has_failed: bool = False
@@ -140,7 +140,7 @@ class Verdict(Struct, frozen=True):
     hint: Hint | None = None
     """fact that the advice depends on"""
     nccl: str | None = None
-    """differences between the ranks as reported by NCCL's RAS subsystem, in words"""
+    """description of the differences between the ranks that NCCL's RAS subsystem reports"""
     format: int = VERDICT_FORMAT
     """version of this layout"""
 

@@ -66,7 +66,7 @@ class Forward(Struct, frozen=True, array_like=True):
     synchronizes: bool
     """``False`` under ``no_sync()``"""
     has_gradients: bool = True
-    """``False`` under ``no_grad()``, as in an evaluation"""
+    """``False`` under ``no_grad()``, for example in an evaluation"""
 
 
 class BucketTimes(Struct, frozen=True, array_like=True):
@@ -393,7 +393,7 @@ class Record(Struct, frozen=True, kw_only=True):
     steps: tuple[RecordedStep, ...] = ()
     """recorded steps, which are stored in their own file"""
     profiler_pause_ns: Int64 | None = None
-    """time for which training was paused to start the profiler and to write the trace"""
+    """time that training was paused to start the profiler and to write the trace"""
     ended: str | None = None
     """``"finished"``, ``"interrupted"``, ``"failed: …"``, or ``None`` if the process could not record how it ended"""
     ended_unix_ns: Int64 | None = None

@@ -50,7 +50,7 @@ _POLLS_S = 60.0
 """seconds that a rank may poll in a loop and sleep between polls"""
 _HELPERS_STEP_S = 5.0
 _OWN_STEP_S = 0.1
-"""CPU time in seconds from which on a rank is not idle; a rank that only polls for a batch uses less"""
+"""a rank that uses at least this CPU time, in seconds, is not idle; a rank that only polls for a batch uses less"""
 _IDLE_S = 60.0
 """seconds without computing, reading or writing after which a rank is no longer in an intended pause"""
 _OUTSIDE_S = {Wait.INPUT: 120.0, Wait.NETWORK: 120.0, Wait.FILE: 120.0, Wait.FOREIGN_LOCK: 120.0, Wait.PIPE: 60.0}
@@ -65,7 +65,7 @@ _FORWARD_S = 3.0
 """seconds that DDP's broadcast of buffers may take in an evaluation while another rank waits elsewhere"""
 _STEPS = 64
 _SLEPT_S = 5.0
-"""delay in seconds from which a check assumes that the machine slept, this process was stopped, or the clock was set"""
+"""if a check is late by this many seconds, the machine slept, this process was stopped, or the clock was set"""
 _STACKS_S = 2.5
 """seconds that ranks with an overdue step may take to write their stacks"""
 
@@ -406,7 +406,7 @@ class Examination:
     standstill: Standstill | None = None
     """why the overdue step is not a hang"""
     evidence: tuple[RankEvidence, ...] = ()
-    """evidence from which it was determined whether the job is still running"""
+    """evidence that shows whether the job is still running"""
     is_over: bool = False
     was_interrupted: bool = False
     hung_at_last: bool = False

@@ -236,7 +236,7 @@ def _of_fewer_launches(table: Table) -> Verdict | None:
 
 
 def _of_devices(table: Table) -> Verdict | None:
-    """Diagnose ranks that all wait for their accelerators at the same line, as in ``loss.item()``."""
+    """Diagnose ranks that all wait for their accelerators at the same line, for example in ``loss.item()``."""
     if len(table) < 2 or any(one.evidence.identity.device in (None, "cpu") for one in table):
         return None
     where = {(one.fault, one.place, one.progress) for one in table}
@@ -304,7 +304,7 @@ def _are_by_themselves(table: Table) -> bool:
 
 
 def _of_lone_evaluation(table: Table) -> Verdict | None:
-    """Diagnose ranks that all wait, if up to half of them are evaluating the DDP module."""
+    """Diagnose ranks that all wait if up to half of the ranks are evaluating the DDP module."""
     evaluating = [one for one in table if one.fault is Fault.EVALUATES_ALONE]
     if not 0 < len(evaluating) <= len(table) / 2:
         return None

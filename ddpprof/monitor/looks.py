@@ -79,7 +79,7 @@ class HangLook:
             os.kill(os.getpid(), signal.SIGTERM)  # the launcher passes it on to the job, like a user's signal
 
     def _examine(self, directory: Path, missed_s: float) -> None:
-        """Report the fault once, or report what a rank that other ranks wait for is waiting for outside the job."""
+        """Report the fault once, or report that the rank that delays other ranks waits for an event outside the job."""
         seen = examine(directory, self._detector, missed_s)
         if seen.standstill is not None:
             self._tell_of_standstill(seen.standstill)

@@ -74,10 +74,10 @@ class RankNow:
     activity_age_ns: int
     step_ns: int | None
     own_ns: int | None
-    """``None`` if the waiting time is unknown, as on accelerators"""
+    """``None`` if the waiting time is unknown, for example on accelerators"""
     data_ns: int | None
     wait_ns: int | None
-    """``None`` if unknown, as on accelerators"""
+    """``None`` if unknown, for example on accelerators"""
     memory_bytes: int | None
     standing: Standing
     sign_age_ns: int

@@ -179,7 +179,7 @@ def workers_of(pid: int) -> list[Process]:
 
 
 def holder_of_lock(pid: int, locks: Path = Path("/proc/locks")) -> int | None:
-    """Return the PID of the process that holds the file lock for which process `pid` waits, or ``None``."""
+    """Return the PID of the process that holds the file lock that process `pid` is waiting for, or ``None``."""
     holders: dict[str, int] = {}
     with suppress(OSError, ValueError, IndexError):
         for line in locks.read_text(encoding="ascii", errors="replace").splitlines():

@@ -90,7 +90,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def address_of(pid: int | None) -> str:
-    """Return the address of the RAS socket, according to the environment with which the process was started."""
+    """Return the address of the RAS socket, according to the environment variables of the process."""
     name = f"{ADDRESS_VARIABLE}=".encode()
     with suppress(OSError, StopIteration):
         content = Path(f"/proc/{pid}/environ").read_bytes() if pid is not None else b""

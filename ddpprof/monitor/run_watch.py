@@ -18,7 +18,7 @@ _FIRST_LOOK_S = 3.0
 _SHARE = 0.02
 """maximum average share of a CPU core that each kind of check may use"""
 _LONG_S = 1.0
-"""a check of at least this duration counts as long, seconds"""
+"""a check that takes at least this many seconds counts as long"""
 _MOST_FAILURES = 30
 """number of consecutive I/O errors after which the job is no longer watched"""
 _RETRY_S = 1.0

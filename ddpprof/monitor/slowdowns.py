@@ -269,7 +269,7 @@ def reason_between(before: Mapping[int, Portrait], after: Mapping[int, Portrait]
 
 
 def world_size_of(pulses: Mapping[int, Pulse]) -> int:
-    """Return the number of ranks of the job. `pulses` may contain only some of them."""
+    """Return the number of ranks of the job. `pulses` may contain only some of the ranks."""
     return max((one.identity.world_size for one in pulses.values()), default=0)
 
 

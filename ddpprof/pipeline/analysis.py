@@ -290,7 +290,7 @@ def _recorded_by(ranks: Sequence[RankFiles], steps: Container[int] | None) -> Re
 def _on_steps(
     steps: Container[int] | None, summary: RunSummary, ranks: Sequence[RankFiles], cache: Cache
 ) -> tuple[str, ...]:
-    """Return messages about the selected steps. Raises `DdpprofError` if no rank has any of them."""
+    """Return messages about the selected steps. Raises `DdpprofError` if no rank has any selected step."""
     if steps is None:
         return ()
     reports = of_each(STEPS, summary.ranks).values()

@@ -70,7 +70,7 @@ class Progress:
     def __init__(self, watch: Watch, ranks: Sequence[RankFiles], sizes: Sequence[int]) -> None:
         self._watch, self._ranks, self._sizes = watch, ranks, sizes
         self._read: dict[int, int] = {}
-        """number of bytes read so far, for each rank for which reading has begun"""
+        """number of bytes read so far, for each rank that is being read or has been read"""
         self._num_done = 0
         self._path: Location = some_file(ranks[0]) if ranks else Path()
 
@@ -167,7 +167,7 @@ class About:
     is_whole: bool
     """``False`` if a file could not be read and the next command must try again"""
     steps: tuple[int, ...] = ()
-    """numbers of all steps of the rank, including those that were not measured"""
+    """numbers of all steps of the rank, including steps that were not measured"""
 
 
 class BadEntryError(DdpprofError):

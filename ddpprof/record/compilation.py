@@ -24,7 +24,7 @@ from ddpprof.record.settings import Settings
 _CALLER = "_TorchDynamoContext.__call__.<locals>."
 """prefix of the qualified name of torch's function that calls compiled code; other code is called without it"""
 _COMPILED_WITH = "_ddpprof_compiled_with"
-"""attribute of a module that holds the arguments with which the script called its ``compile``"""
+"""attribute of a module with the arguments that the script passed to its ``compile``"""
 
 _num_graphs: dict[tuple[str, ...], int] = {}
 """parameter names of a compiled forward pass → number of graphs into which DDPOptimizer last split it"""

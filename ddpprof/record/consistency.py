@@ -253,7 +253,7 @@ class Unaveraged(Listener):
     def _candidate(
         self, module: str, named: dict[str, torch.Tensor], ddp: DistributedDataParallel | None, step: int
     ) -> Iterator[_Candidate]:
-        """Yield the parameters for the second check, if any of them can be read."""
+        """Yield the parameters for the second check, if any parameter can be read."""
         parameters = list(named.values())
         read = some_to_read(parameters)
         values = self._values_of(read)

@@ -364,7 +364,8 @@ class Feeding(Listener):
         self._feeds: list[_Feed] = []
         self._by_index_sampler: dict[int, _Feed] = {}
         self._waiting: dict[_Feed, bool] = {}
-        """loaders, if their last batch has not been used with gradients → whether it was used without gradients"""
+        """each loader with a last batch that was not used with gradients → whether the batch was used without gradients
+        """
         self._epochs_set_on: set[int] = set()
 
     def loader_begins(self, loader: DataLoader[Any]) -> None:

@@ -158,7 +158,7 @@ _BY_PLACE = (
     "parameters. On every rank, build the model in the same order and with the same types."
 )
 _OF_BUCKETS = ("bucket_bytes_cap", "find_unused_parameters", "forward_sync_buffers", "broadcast_buffers")
-"""attributes of DDP that determine the collectives of a step; not all torch versions have all of them"""
+"""attributes of DDP that determine the collectives of a step; some torch versions lack some of the attributes"""
 
 
 class DdpModel(Struct, frozen=True):

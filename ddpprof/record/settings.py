@@ -68,7 +68,7 @@ class Settings:
     loader: Mapping[str, Any] = field(default_factory=dict)
     """arguments of every `DataLoader`'s constructor that replace the script's arguments"""
     passes_per_reduction: int = 0
-    """if not 0, only the last of this many backward passes of a step reduces gradients, as under ``no_sync``"""
+    """if not 0, only the last of this many backward passes of a step reduces gradients, as with ``no_sync``"""
     nccl_log: bool = False
     """make NCCL write its log into the run directory"""
     optimize_ddp: str | None = None

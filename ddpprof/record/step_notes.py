@@ -172,7 +172,7 @@ class JobEnvironment(Listener):
         self._world_size = dist.get_world_size()
 
     def _together(self) -> tuple[int, ...] | None:
-        """Return the ranks of all modules' process groups, sorted; ``None`` if these are all ranks of the job."""
+        """Return the ranks of all modules' process groups, sorted; ``None`` if all ranks of the job are in them."""
         ranks = set[int]().union(*self._groups)
         return None if not ranks or len(ranks) == self._world_size else tuple(sorted(ranks))
 

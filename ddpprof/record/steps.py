@@ -137,7 +137,7 @@ class StepDetector:
         self.num_optimizer_steps = 0
 
     def step_marked(self) -> bool:
-        """Handle a call with which the script marks the end of a step. Return True if it ends a step.
+        """Handle a call that marks the end of a step. Return True if it ends a step.
 
         The first mark is ignored if an optimizer has just ended the step. No step ends before the ranks have
         synchronized for the first time.

@@ -96,7 +96,7 @@ _BYTES_OF_A_PARAMETER = 40_000
 """bytes of host memory that the profiler needs per step and parameter, for gradient and optimizer operators"""
 _MUCH_BYTES = 2 * 10**9
 _PATIENCE_STEPS = 3
-"""number of steps by which the host may be ahead of an accelerator when the profiler stops"""
+"""the host may be this many steps ahead of an accelerator when the profiler stops"""
 _STUCK = "the accelerator did not become idle after the profiled steps"
 _FAILED = "the job failed during the profiled steps; ddpprof does not wait for the accelerator of a failed job"
 

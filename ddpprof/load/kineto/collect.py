@@ -59,8 +59,7 @@ from ddpprof.load.lenient_json import NeedsExactTimesError, as_int, integers, na
 from ddpprof.model import UNKNOWN, Int64Column
 
 _MERGE_ROWS = 100_000
-"""number of rows at which nested ops are first dropped to save memory; later, at about 3 times the number of rows kept
-"""
+"""nested ops are first dropped at this number of rows, to save memory, and later at about 3 times the rows kept"""
 
 _MOST_NAMES = 100_000
 """maximum number of distinct names; each takes several hundred bytes; the names of steps are not counted"""
@@ -298,7 +297,7 @@ class Collector:
         self.kept.events.keep(lambda rows: ~is_only_op[rows.identity])
 
     def _lane(self, name: object) -> int:
-        """Return the number of a stream or thread. Names that are not numbers get numbers from `NAMED_LANE` down."""
+        """Return the number of a stream or thread. A name that is not a number gets a number from `NAMED_LANE` down."""
         number = as_int(name)
         if number is not None and number > NAMED_LANE:
             return number

@@ -124,11 +124,11 @@ class Collected:
     devices: set[int] = field(default_factory=set)
     """devices that ran kernels"""
     calls_of_cuda: set[bool] = field(default_factory=set)
-    """set of whether calls that may queue work are CUDA or HIP functions"""
+    """for the calls that may queue work: True for CUDA and HIP functions, False for other functions"""
     last_ns: int = -(1 << 63)
     """latest end of an event, ignoring ops without any other role"""
     last_op_ns: int = -(1 << 63)
-    """latest end of an op without any other role, up to the first device work"""
+    """latest end of an op without any other role, among the events before the first device work"""
     window_end: tuple[int, int] | None = None
     """group, and time in ns, of the event that marks the stop of the profiler"""
 

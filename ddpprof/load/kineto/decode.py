@@ -55,7 +55,7 @@ Batch = Sequence[bytes | bytearray | memoryview]
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Sizes by which a file is divided among batches, groups and processes."""
+    """Sizes that determine how a file is divided into batches and groups, and among processes."""
 
     batch_bytes: int = 1_000_000
     """size of a batch; larger batches do not fit into the CPU cache and are slower"""
