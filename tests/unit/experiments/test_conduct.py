@@ -158,7 +158,9 @@ def test_more_steps_are_skipped_where_torch_waits_for_an_accelerator() -> None:
         pytest.param(
             Variant(1, profiled_steps=9), ((20.0,),), "a trial needs 31. .*--timed-steps 19", id="one-step-too-few"
         ),
-        pytest.param(Variant(1, profiled_steps=29), ((20.0,),), "makes it run more steps.$", id="no-option-helps"),
+        pytest.param(
+            Variant(1, profiled_steps=29), ((20.0,),), "Make the script run more steps.$", id="no-option-helps"
+        ),
         pytest.param(Variant(1, ddp_blocks=2), ((20.0,), (20.0,)), None, id="long-enough"),
     ],
 )
