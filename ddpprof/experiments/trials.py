@@ -269,7 +269,7 @@ class Match(StrEnum):
     """Result of comparing the losses of two training runs."""
 
     EXACT = "exact"
-    """bit-identical"""
+    """bitwise identical"""
     ROUNDING = "rounding"
     CHANGED = "changed"
     UNKNOWN = "unknown"
@@ -309,8 +309,8 @@ def match_losses(as_it_is: Sequence[Losses], setting: Sequence[Losses], order_is
         difference  |loss - unchanged loss| / |unchanged loss|, maximum over steps and ranks
         own         the same between several starts of the unchanged training
 
-    If two starts are bit-identical, training is deterministic, and a setting that keeps the order of additions must
-    also give bit-identical losses. With two ranks, all settings keep the order, because a + b = b + a. With more ranks,
+    If two starts are bitwise identical, training is deterministic, and a setting that keeps the order of additions must
+    also give bitwise identical losses. With two ranks, all settings keep the order, because a + b = b + a. With more ranks,
     a change of the buckets may change the order of additions and thus the rounding of gradients (by 2⁻²⁴ in single
     precision). The difference of the losses grows from step to step. `order_is_kept`: see `keeps_order`.
     """

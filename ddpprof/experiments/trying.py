@@ -77,7 +77,7 @@ class Promise:
     """predicted gain with its interval"""
     is_lossy: bool = False
     keeps_order: bool = True
-    """True if gradients are added in the same order and losses should be bit-identical"""
+    """True if gradients are added in the same order and losses should be bitwise identical"""
     keeps_batches: bool = True
     """False if the batches may differ, for example because of random augmentation in other workers"""
 
