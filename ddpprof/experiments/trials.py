@@ -307,12 +307,12 @@ def match_losses(as_it_is: Sequence[Losses], setting: Sequence[Losses], order_is
     """Compare the losses of training with another setting to the losses of the unchanged training, step by step.
 
         difference  |loss - unchanged loss| / |unchanged loss|, maximum over steps and ranks
-        own         the same between several starts of the unchanged training
+        own         the same difference, between several starts of the unchanged training
 
     If two starts are bitwise identical, training is deterministic, and a setting that keeps the order of additions must
-    also give bitwise identical losses. With two ranks, all settings keep the order, because a + b = b + a. With more ranks,
-    a change of the buckets may change the order of additions and thus the rounding of gradients (by 2⁻²⁴ in single
-    precision). The difference of the losses grows from step to step. `order_is_kept`: see `keeps_order`.
+    give bitwise identical losses, too. With two ranks, all settings keep the order, because a + b = b + a. With more
+    ranks, a change of the buckets may change the order of additions and thus the rounding of gradients (by 2⁻²⁴ in
+    single precision). The difference of the losses grows from step to step. `order_is_kept`: see `keeps_order`.
     """
     own = [_differences(a, b) for a, b in combinations(as_it_is, 2)]
     theirs = [_differences(as_it_is[0], one) for one in setting] if as_it_is else []

@@ -29,7 +29,7 @@ from ddpprof.model.tables import moved
 def cut_out(
     start_ns: Int64Column, end_ns: Int64Column, holes: Spans
 ) -> tuple[Int64Column, Int64Column, NDArray[np.int64]]:
-    """Cut holes out of spans, which may overlap. Return the start, end and span index of each remaining piece."""
+    """Cut holes out of spans. Spans may overlap. Return the start, end and span index of each remaining piece."""
     first = np.searchsorted(holes.end_ns, start_ns, side="right")
     num_holes = np.searchsorted(holes.start_ns, end_ns, side="left") - first
     whole, cut = np.flatnonzero((num_holes <= 0) & (end_ns > start_ns)), np.flatnonzero(num_holes > 0)
@@ -44,7 +44,7 @@ def cut_out(
 def _pieces(
     start_ns: Int64Column, end_ns: Int64Column, first: NDArray[np.int64], num_holes: NDArray[np.int64], holes: Spans
 ) -> tuple[Int64Column, Int64Column, NDArray[np.int64]]:
-    """Return the pieces of spans that each have `num_holes` holes, starting with the hole at index `first`."""
+    """Return the pieces of spans with holes. `first`: index of each span's first hole. `num_holes`: number of holes."""
     num_pieces = num_holes + 1
     owner = np.repeat(np.arange(len(start_ns)), num_pieces)
     piece = np.arange(len(owner)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)

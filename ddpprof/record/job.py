@@ -379,7 +379,9 @@ class JobRank:
         """
         if not is_first_rank():
             self.rank = int(rank_given() or 0)
-            raise DdpprofError("each of the launcher's processes trains independently: only the first one is recorded.")
+            raise DdpprofError(
+                "each of the launcher's processes trains independently. Only the first process is recorded."
+            )
         self.alone = True
         self._join(Agreement(dist.HashStore(), 1, (0,)))
 
