@@ -31,7 +31,7 @@ class Settings:
     recorded_with: tuple[str, ...] = ()
     """arguments of ``ddpprof trace`` that record the same kind of run again, without the output directory"""
     skip_first: int = SKIP_FIRST
-    """initial steps that are not recorded; in these steps, DDP rebuilds its buckets, and caches and allocators warm up"""
+    """initial steps that are not recorded; in them, DDP rebuilds its buckets, and caches and allocators warm up"""
     cost_steps: int = COST_STEPS
     """steps in which ddpprof's overhead is measured; recording is off in half of them"""
     timed_steps: int = 0
