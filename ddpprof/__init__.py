@@ -9,7 +9,7 @@ To record a script without editing it, run ``ddpprof trace train.py`` on the com
 
     report: ddpprof.Report = ddpprof.build_report(ddpprof.load_run("runs/a"))
 
-``report.tables`` contains its numbers as Arrow tables. Notebooks display reports, and the results of
+``report.tables`` contains its numbers as Arrow tables. Notebooks show reports, and the results of
 `ddpprof.compare_reports` and `ddpprof.whatif`, as HTML.
 
 To use individual parts of ddpprof, or the command line from Python:
@@ -21,10 +21,10 @@ To use individual parts of ddpprof, or the command line from Python:
     exit_code = ddpprof.main(["whatif", "runs/a", "--bucket-cap-mb", "50"])
 
 `ddpprof.hooks` provides communication hooks for DDP. A process that only reads many traces can first call
-`give_back_large_arrays`, which makes it return freed memory to the system.
+`give_back_large_arrays`, so that memory it frees is returned to the system.
 
-Unreadable input raises `ddpprof.DdpprofError`, whose message says what is wrong and what to do. Times are in ns, sizes
-in bytes.
+Unreadable input raises `ddpprof.DdpprofError`, whose message says what is wrong and what to do. Times are in ns, and
+sizes are in bytes.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from ddpprof.redaction import is_secret
 Process = subprocess.Popen[Any]
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
-"""environment for processes that start further Python processes"""
+"""environment variables for processes that start other Python processes"""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -93,21 +93,18 @@ def start(
 
 
 def helper_environment() -> dict[str, str]:
-    """Return the environment for a helper process that runs no user code.
-
-    It has `SAFE_PATH` and none of the user's secrets.
-    """
+    """Return the environment for a helper process that runs no user code. It contains `SAFE_PATH` but no secrets."""
     return {name: value for name, value in os.environ.items() if not is_secret(name, value)} | SAFE_PATH
 
 
 def adopt_orphans() -> None:
-    """Make this process the new parent of descendants whose parent dies, so that they can be found and ended."""
+    """Make this process the new parent of orphaned descendants, so that it can find and end them."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def children(process: int) -> list[int]:
-    """Return the PIDs of the children (own and adopted) of `process` that have not been waited for."""
+    """Return the PIDs of the own and adopted children of `process` that run or have not been reaped."""
     found = []
     for listed in Path(f"/proc/{process}/task").glob("*/children"):
         with suppress(OSError):

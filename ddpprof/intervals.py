@@ -46,7 +46,9 @@ class Spans:
         return (before >= 0) & (times_ns < self.end_ns[before])
 
     def within(self, start_ns: Int64Column, end_ns: Int64Column) -> Int64Column:
-        """Return, for each given span, the length (ns) of its overlap with this set. Given spans may overlap."""
+        """Return, for each given span, the length (ns) of its overlap with this set. The given spans may overlap each
+        other.
+        """
         return self._before(np.maximum(start_ns, end_ns)) - self._before(start_ns)
 
     def _before(self, times_ns: Int64Column) -> Int64Column:
@@ -80,7 +82,7 @@ def union(start_ns: Int64Column, end_ns: Int64Column) -> Spans:
 
 
 class Timed(Protocol):
-    """A table whose rows are spans."""
+    """A table with one span per row."""
 
     @property
     def start_ns(self) -> Int64Column: ...
@@ -90,7 +92,7 @@ class Timed(Protocol):
 
 
 def union_of(table: Timed, rows: NDArray[Any] | slice = slice(None)) -> Spans:
-    """Return the union of the given rows, selected by indices or by a mask; of all rows by default."""
+    """Return the union of the rows selected by indices or by a mask; by default, of all rows."""
     return union(table.start_ns[rows], table.end_ns[rows])
 
 
@@ -122,7 +124,7 @@ def clip(spans: Spans, start_ns: int, end_ns: int) -> Spans:
 def outermost(start_ns: Int64Column, end_ns: Int64Column, thread: Int64Column) -> NDArray[np.int64]:
     """Return the indices of spans that are not contained in another span of the same thread.
 
-    The indices are sorted by thread and start. Empty spans are left out.
+    The indices are sorted by thread and start. Empty spans are ignored.
     """
     order = np.lexsort((-end_ns, start_ns, thread))
     order = order[end_ns[order] > start_ns[order]]
@@ -134,9 +136,9 @@ def outermost(start_ns: Int64Column, end_ns: Int64Column, thread: Int64Column) -
 
 
 def held_by_earlier(start_ns: Int64Column, end_ns: Int64Column, thread: Int64Column) -> NDArray[np.bool_]:
-    """Return a boolean array: True for each span that is contained in the span of an earlier row of its thread.
+    """Return a boolean array: True for each span that is contained in an earlier row's span on the same thread.
 
-    The result includes all contained spans if rows of containing spans come first.
+    If each containing span comes before the spans that it contains, all contained spans are found.
     """
     held = np.zeros(len(start_ns), np.bool_)
     for number in np.unique(thread).tolist():
@@ -157,9 +159,9 @@ def by_thread(rows: NDArray[np.int64], thread: Int64Column) -> list[NDArray[np.i
 
 
 def _near(spans: Spans, other: Spans) -> Spans:
-    """Return a subset of ``spans`` that includes every span that overlaps ``other``.
+    """Return a part of ``spans`` that includes all spans that overlap ``other``.
 
-    Sorting all spans would be expensive.
+    If ``spans`` is much longer than ``other``, this avoids sorting all of it.
     """
     if len(spans) <= _MANY_TIMES * len(other):
         return spans
@@ -171,7 +173,10 @@ def _near(spans: Spans, other: Spans) -> Spans:
 
 
 def _covered_by(a: Spans, b: Spans, *, depth_of_b: int, depth: int) -> Spans:
-    """Return the times at which the depths of the open spans add up to ``depth``. Spans of ``a`` have depth 1."""
+    """Return the times at which the depths of the covering spans add up to ``depth``.
+
+    A span of ``a`` has depth 1, and a span of ``b`` has depth ``depth_of_b``.
+    """
     num_a, num_b = len(a), len(b)
     times = np.concatenate((a.start_ns, a.end_ns, b.start_ns, b.end_ns))
     changes = np.repeat(np.array([1, -1, depth_of_b, -depth_of_b], np.int8), [num_a, num_a, num_b, num_b])

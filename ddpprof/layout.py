@@ -25,7 +25,7 @@ class Line:
     text: str
     is_warning: bool = False
     is_aside: bool = False
-    """whether the text is less important, and shown as such"""
+    """whether the text is shown as less important"""
     is_headline: bool = False
     """whether the text is emphasized"""
 
@@ -54,7 +54,7 @@ class LaneSpan:
     start_ns: int
     end_ns: int
     what: str
-    """name of one of the timeline's parts, or the character with which the span is drawn"""
+    """name of a part of the timeline, or the character that draws the span"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ def in_ms(ns: float | None) -> str:
 
 
 def range_in_ms(low_ns: float, high_ns: float) -> str:
-    """Return a range of milliseconds in parentheses, for a sentence that has just given a value with its unit."""
+    """Return a range of milliseconds in parentheses, without a unit, to follow a value that has one."""
     low, high = (in_ms(ns).removesuffix(" ms") for ns in (low_ns, high_ns))
     return f"({low}–{high})" if low_ns >= 0 else f"({low} to {high})"
 
@@ -179,7 +179,7 @@ def gigabytes_per_s(bytes_per_s: float | None) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Format a number with three significant digits; from 1000 on, with all digits before the decimal point."""
+    """Format a number with three significant digits. Numbers from 1000 on keep all digits before the decimal point."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
 
 

@@ -69,7 +69,7 @@ def cpu_quota(root: Path = _ROOT) -> float | None:
 
 
 def _quota_of(group: Path) -> tuple[int, int]:
-    """Return the CPU quota and period (µs) of a group of cgroup version 2 or 1. Without a limit, the quota is -1."""
+    """Return the CPU quota and period (µs) of a control group (version 1 or 2). Without a limit, the quota is -1."""
     if (group / "cpu.max").exists():
         quota, period = (group / "cpu.max").read_text(encoding="utf-8").split()
         return (-1 if quota == "max" else int(quota)), int(period)
@@ -106,8 +106,8 @@ def ticks_of(cores: Container[int], root: Path = _ROOT) -> CoreTicks | None:
 def available_bytes(root: Path = _ROOT) -> int | None:
     """Return the memory in bytes that this process can still allocate; ``None`` if the system does not report it.
 
-    Slurm, systemd and container runtimes limit memory by nested control groups, of version 2 or 1. Control groups count
-    reclaimable file cache as used; here it counts as available.
+    Slurm, systemd and container runtimes limit memory with nested control groups (version 1 or 2). Control groups count
+    reclaimable file cache as used, but this function counts it as available.
     """
     available_kib = number_in(root / "proc/meminfo", "MemAvailable:")
     found = [] if available_kib is None else [available_kib * 1024]
@@ -142,9 +142,9 @@ def is_frozen(pid: int, root: Path = _ROOT) -> bool:
 
 
 def own_groups(controller: str, root: Path = _ROOT, pid: str = "self") -> Iterator[Path]:
-    """Yield the control groups of this process, or of `pid`, to which `controller` may belong.
+    """Yield the control groups in which `controller` may limit this process, or process `pid`.
 
-    In version 2, all controllers share one tree of groups; in version 1, each has its own.
+    In version 2, all controllers share one tree of groups. In version 1, each controller has its own tree.
     """
     with suppress(OSError, ValueError):
         for line in (root / "proc" / pid / "cgroup").read_text(encoding="utf-8").splitlines():

@@ -57,7 +57,8 @@ def _mode(full: int) -> int:
 
 
 _SPARE = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(4)]
-"""spare descriptors, so that a process that has reached its limit of open files can still report this"""
+"""spare descriptors, which are closed if the process reaches its limit of open files, so that it can still write files
+"""
 
 
 def _open(path: Path, flags: int, mode: int = 0o777) -> int:
@@ -255,7 +256,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def write_named(path: Path, content: bytes) -> None:
-    """Write a file whose path was chosen by the user. Raises ``OSError``.
+    """Write a file to a path chosen by the user. Raises ``OSError``.
 
     A regular file is replaced atomically. A link, pipe or device is written directly.
     """
@@ -307,7 +308,7 @@ def _is_locked_by_nobody(descriptor: int) -> bool:
 
 @contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """Yield a path to the same file that is short enough for a socket. Raises ``OSError``."""
+    """Yield another path to the file `path` that is short enough for a socket address. Raises ``OSError``."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"
@@ -321,7 +322,7 @@ def is_folder(path: Path) -> bool:
 
 
 def make_named_folder(path: Path) -> None:
-    """Create a folder whose path was chosen by the user, if necessary. The path may be a link. Raises ``OSError``."""
+    """If necessary, create a folder at a path chosen by the user. The path may be a link. Raises ``OSError``."""
     path.mkdir(_mode(0o755), parents=True, exist_ok=True)
 
 
@@ -361,14 +362,15 @@ def remove_folder(path: Path) -> None:
 
 _NAME = "ddpprof"
 _LONGEST_WITH_SOCKETS = 40
-"""maximum length in bytes of a directory's path such that sockets two levels below have paths of at most 107 bytes"""
+"""maximum length of a directory's path, in bytes; sockets two levels below it then stay within the limit of 107 bytes
+"""
 _SHORT = (Path("/tmp"), Path("/dev/shm"))  # noqa: S108 (the folder in it is created exclusively)
 
 
 def choose_temporary_directory() -> Path:
     """Return the directory for temporary files. Raises ``OSError``.
 
-    Signals are deferred, because Python creates a test file in the directory, which a signal could leave behind.
+    Signals are deferred, because Python creates a test file in the directory and could not delete it after a signal.
     """
     import tempfile  # most processes do not need this module
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """A set of integers, stored compactly as spans."""
+    """A set of integers, stored as spans."""
 
     spans: tuple[tuple[int, int], ...]
     """first and last number of each span"""
@@ -80,8 +80,8 @@ def rule(world_size: int, chosen: Spans) -> str | None:
         return None
     each = _distance(world_size)
     return (
-        f"only every {each}th of {world_size} ranks was profiled as a sample (0, {each}, {2 * each}, …); to profile "
-        f"other ranks or all of them: ddpprof trace --profile-ranks 0-{world_size - 1}"
+        f"only one in {each} of the {world_size} ranks was profiled, as a sample (0, {each}, {2 * each}, …). To "
+        f"profile all ranks, use: ddpprof trace --profile-ranks 0-{world_size - 1}"
     )
 
 
@@ -108,12 +108,12 @@ def least_skipped(on_accelerator: bool) -> int:
 
 
 def default_steps(on_accelerator: bool) -> int:
-    """Return the number of training steps after which everything is recorded, with default settings."""
+    """Return the number of training steps that a job needs for a complete recording with default settings."""
     return max(SKIP_FIRST, least_skipped(on_accelerator)) + COST_STEPS + WARMUP + STEPS
 
 
 def options_for(num_steps: int, on_accelerator: bool = False) -> str | None:
-    """Return the options that record as many of `num_steps` steps as possible; ``None`` if nothing can be recorded."""
+    """Return the options that record as many of `num_steps` steps as possible; ``None`` if no step can be recorded."""
     least = least_skipped(on_accelerator)
     if num_steps < max(_FEWEST, least + 1):
         return None

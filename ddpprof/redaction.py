@@ -38,9 +38,9 @@ _END_OF_PATH = re.compile("[?#]")
 
 
 def without_secrets(text: str) -> str:
-    """Return the text without tokens, values whose names suggest a secret, and parts of URLs that may be secret.
+    """Return the text without tokens, values with names that suggest a secret, and parts of URLs that may be secret.
 
-    These parts are credentials, queries and fragments.
+    The credentials, query and fragment of a URL may be secret.
     """
     text = _WORD.sub(lambda word: _url_without_secrets(word[0]), text)
     text = _without_named_secrets(_KNOWN_TOKEN.sub(HIDDEN, text))

@@ -89,7 +89,7 @@ def attempt_of(directory_name: str) -> int | None:
 
 
 def attempts_in(directory: Location) -> dict[int, Location]:
-    """Return all recorded attempts by number, in order. Most runs have only the first attempt."""
+    """Return all recorded attempts by number, in order. Most runs have only one attempt."""
     further = _numbered_runs(directory, _ATTEMPT)
     return {0: directory, **further} if is_run(directory) else further
 
@@ -110,7 +110,7 @@ def captures_in(directory: Location) -> dict[int, Location]:
 
 
 def _numbered_runs(directory: Location, names: re.Pattern[str]) -> dict[int, Location]:
-    """Return the runs in folders whose names match `names`, by number, in order. Links are left out."""
+    """Return the runs in folders with names that match `names`, by number, in order. Links are ignored."""
     found = {int(match.group(1)): path for path in directory.iterdir() if (match := names.match(path.name))}
     kept = {number: path for number, path in found.items() if not (isinstance(path, Path) and path.is_symlink())}
     return {number: kept[number] for number in sorted(kept) if is_run(kept[number])}
@@ -239,7 +239,7 @@ def write_json(path: Path, content: dict[str, Any] | list[Any]) -> None:
 
 
 def remove_run(directory: Path) -> None:
-    """Delete the files of an earlier run, its further attempts and captures, and nothing else in the folder."""
+    """Delete the files of an earlier run, including its attempts and captures. Other files in the folder are kept."""
     for part in (*attempts_in(directory).values(), *captures_in(directory).values()):
         if isinstance(part, Path) and part != directory:
             remove_run(part)
@@ -253,7 +253,7 @@ def remove_run(directory: Path) -> None:
 
 
 def _remove_files(directory: Path, is_own: Callable[[str], object]) -> None:
-    """Delete the files in a folder whose names `is_own` accepts, and then the folder if it is empty."""
+    """Delete the files with names that `is_own` accepts in a folder. If the folder is then empty, delete it, too."""
     if not own_files.is_folder(directory):
         return
     own_files.remove_left_parts(directory)
@@ -269,7 +269,7 @@ def _is_of_run(name: str) -> bool:
 
 
 def remove_tensorboard(directory: Path) -> None:
-    """Delete the files that ddpprof has written to `directory` for TensorBoard, and nothing else."""
+    """Delete only the files that ddpprof has written to `directory` for TensorBoard."""
     if not own_files.is_folder(directory):
         return
     own_files.remove_left_parts(directory)

@@ -1,4 +1,4 @@
-"""Text helpers: valid UTF-8 names, and lists in words that name only the first items."""
+"""Text helpers: valid UTF-8 names, and lists that name only the first items."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def clauses(words: Sequence[str], most: int) -> str:
 
 
 def ranks_in_words(ranks: Sequence[int], most: int = _MOST_RANKS) -> str:
-    """Return ranks in words, such as ``rank 3`` or ``ranks 0, 1``. Only the first `most` ranks are named."""
+    """Return ranks as text, such as ``rank 3`` or ``ranks 0, 1``. Only the first `most` ranks are named."""
     return f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks, most)}"
 
 

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 _CLEAN_UP_S = 0.01
 _BEFORE_SIGNALS = 128
-"""added to the number of a signal, the exit code of a process that was ended by this signal"""
+"""the exit code of a process that was ended by a signal is this number plus the number of the signal"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code, which is 2 for an error that the user can fix."""
+    """Run one command and return its exit code. The exit code is 2 for an error that the user can fix."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     _prepare_process()
     CHOICES.forget()
@@ -87,7 +87,7 @@ def _prepare_process() -> None:
 
 
 def _interrupt_again(unraisable: UnraisableHookArgs) -> None:
-    """Send a signal again if Python ignored the exception raised by its handler, as happens at the end of an import."""
+    """Send a signal again if Python ignored its handler's exception, for example at the end of an import."""
     error = unraisable.exc_value
     if isinstance(error, KeyboardInterrupt):
         number = int(signal.SIGINT)

@@ -46,8 +46,8 @@ def add_profiler_options(parser: ArgumentParser) -> None:
 def hint(message: str, options: Iterable[str], others: Mapping[str, Iterable[str]]) -> str:
     """Return a suggestion if argparse's error is about an unknown option or value, otherwise an empty string.
 
-    `others`: the options of all commands. If no option of this command is similar, the commands that have the option
-    are named.
+    `others`: the options of all commands. If this command has no similar option, the suggestion names the commands that
+    have the option.
     """
     if unknown := _UNKNOWN.search(message):
         words, known = [word.partition("=")[0] for word in unknown[1].split()], list(options)
@@ -157,8 +157,8 @@ def add_link_speed(parser: ArgumentParser) -> None:
         "--link-speed",
         type=bits_per_s,
         metavar="RATE",
-        help="speed of the link between the hosts, such as 10Gbit; needed if their network interfaces do not report "
-        "it, as in virtual machines and containers",
+        help="speed of the link between the hosts, such as 10Gbit; needed if the network interfaces do not report it, "
+        "for example in virtual machines and containers",
     )
 
 
@@ -188,7 +188,7 @@ _VARIABLE = "DDPPROF_{}"
 class Preset:
     value: str
     source: str
-    """environment variable or file in which it is set"""
+    """environment variable or file that sets the option"""
 
 
 @cache

@@ -32,7 +32,7 @@ def add_capture_options(parser: argparse.ArgumentParser) -> None:
         "--when",
         type=_factor,
         metavar="'step>1.2x'",
-        help="start profiling once steps take longer than usual by this factor",
+        help="start profiling when steps take this many times as long as usual",
     )
     add_profiler_options(parser)
     parser.set_defaults(run=run_capture)
@@ -81,7 +81,7 @@ _MOST_BYTES = 65_536
 FIRST_ANSWER_S = 180.0
 """time limit for the first answer; a job refuses a capture if its ranks have not agreed on it after two minutes"""
 LATER_ANSWERS_S = 30.0
-"""time without an answer after which ddpprof checks whether the job still runs; it may be waiting for a slowdown"""
+"""time without an answer (the job may be waiting for a slowdown) before ddpprof checks whether the job still runs"""
 
 
 def ask(directory: Path, request: CaptureRequest) -> Iterator[CaptureAnswer]:
@@ -150,15 +150,16 @@ def _connect(directory: Path) -> socket.socket:
             why = f"the job in {directory} has ended. View the whole run with: ddpprof report {directory}"
         else:
             why = (
-                f"no job accepts requests in {directory}. The job must run under ddpprof trace or watch, and be past "
-                "its first steps. Run this command on the machine of the lowest rank that trains with DDP."
+                f"no job accepts requests in {directory}. The job must run under ddpprof trace or watch, and must "
+                f"have finished its first steps. Run this command on the machine of the lowest rank that trains "
+                f"with DDP."
             )
         raise DdpprofError(why) from error
     return job
 
 
 def _is_over(directory: Path) -> bool:
-    """Return True if, according to the pulses, no rank of the job is training anymore."""
+    """Return True if no rank of the job is still training, according to the pulse files."""
     from ddpprof.model.pulse import Ended
     from ddpprof.monitor.pulse_files import is_gone, read_head
 

@@ -1,4 +1,4 @@
-"""Table of all commands, from which parsers, help texts and shell completion are made."""
+"""Table of all commands. Parsers, help texts and shell completion are made from this table."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Parser = argparse.ArgumentParser
 class Command(NamedTuple):
     """A command.
 
-    Its module has a function ``add_NAME_options``, which also sets the function that runs the command, as a default of
-    the parser: either ``run``, which receives the parsed options, or ``run_words``, which receives the parser and the
-    unparsed arguments.
+    Its module has a function ``add_NAME_options``. This function adds the options, and stores the function that runs
+    the command as a default of the parser: ``run`` is called with the parsed options, and ``run_words`` is called with
+    the parser and the unparsed arguments.
     """
 
     name: str
@@ -162,7 +162,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
     "More": (
         Command(
             "doctor",
-            "check this machine and whether ddpprof works on it",
+            "check whether ddpprof works on this machine",
             "Does ddpprof work and measure correctly on this machine?",
             "ddpprof doctor",
             writes_files=False,
@@ -191,7 +191,7 @@ COMMANDS = {command.name: command for commands in GROUPS.values() for command in
 
 
 class _Parser(Parser):
-    """Parser that reports errors in one line, like the rest of ddpprof, and whose help begins with an example."""
+    """Parser that reports errors in one line, like the rest of ddpprof. Its help text begins with an example."""
 
     beginning = ""
 
@@ -222,7 +222,7 @@ class _Color(argparse.Action):
 
 
 class _Root(_Parser):
-    """Parser whose help lists the commands by group."""
+    """Parser for ddpprof itself. Its help text lists the commands by group."""
 
     def format_help(self) -> str:
         question = "What does DistributedDataParallel cost, and which setting should you change?"
@@ -246,7 +246,7 @@ def refuse_unknown(words: Sequence[str]) -> NoReturn:
 def parsers(wanted: Container[str] = COMMANDS.keys()) -> tuple[Parser, dict[str, Parser]]:
     """Return ddpprof's parser, and the parser of each command by name.
 
-    `wanted`: names of the commands whose options are added. The modules of other commands are not imported.
+    `wanted`: names of the commands that need their options. The modules of other commands are not imported.
     """
     parser = _Root(prog="ddpprof")
     parser.add_argument("-V", "--version", action="version", version=f"ddpprof {__version__}")
@@ -293,7 +293,7 @@ SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
 
 
 def add_completion_options(parser: Parser) -> None:
-    parser.add_argument("shell", choices=SHELLS, help="the shell to print a script for")
+    parser.add_argument("shell", choices=SHELLS, help="the shell that will use the script")
     parser.set_defaults(run=run_completion)
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _ENV = "--env"
 _ROUNDS = 8
-"""number of runs per side that suffices for 13 simultaneous confidence intervals, one per part of the step"""
+"""number of runs per job that is enough for 13 simultaneous confidence intervals, one per part of the step"""
 
 EXIT_FAILED, EXIT_UNKNOWN = 1, 3
 """exit codes of ``--fail-on``; 2 means an error in the command line"""
@@ -182,7 +182,7 @@ def _read_side(paths: Sequence[Location], options: argparse.Namespace) -> RunSet
 
 
 def _how_to_record(comparison: Comparison, verdicts: Sequence[ConditionVerdict], a: RunSet, b: RunSet) -> list[str]:
-    """Return commands that record the runs still needed for each job."""
+    """Return the commands that record the missing runs of each job."""
     from ddpprof.render.sections.comparison import runs_wanted
     from ddpprof.statistics.between_runs import MOST_RUNS
 
@@ -276,7 +276,9 @@ def _environment(given: str, folder: Path) -> Environment:
         raise DdpprofError(f"{given} cannot record the job: {why}. {_how_to_install(python)}")
     torch, ddpprof = json.loads(answer)
     if ddpprof != __version__:
-        raise DdpprofError(f"{given} has ddpprof {ddpprof}, but this is {__version__}. {_how_to_install(python)}")
+        raise DdpprofError(
+            f"{given} has ddpprof {ddpprof}, but this command is ddpprof {__version__}. {_how_to_install(python)}"
+        )
     return Environment(python, folder, torch)
 
 
@@ -285,7 +287,7 @@ def _how_to_install(python: Path) -> str:
 
 
 def _variables(python: Path) -> dict[str, str]:
-    """Return the environment variables that activating the environment would set."""
+    """Return the environment variables that are set when the environment is activated."""
     path = os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)])
     return {**os.environ, "PATH": path, "VIRTUAL_ENV": str(python.parent.parent)}
 
@@ -309,7 +311,9 @@ def _record(environment: Environment, job: JobCommand) -> str:
         exit_code = trace.wait()
     if exit_code:
         why = last_error(output.read_text(encoding="utf-8", errors="replace"))
-        raise DdpprofError(f"{job.name} failed in {environment.title}: {why}. Its output is in {output}")
+        raise DdpprofError(f"{job.name} failed in {environment.title}: {why}. See the output of the job in {output}")
     if number not in repeated_runs_in(folder):
-        raise DdpprofError(f"nothing was recorded for {job.name} in {environment.title}. Its output is in {output}")
+        raise DdpprofError(
+            f"nothing was recorded for {job.name} in {environment.title}. See the output of the job in {output}"
+        )
     return usual_step_in_words(folder / repeated_directory(number))

@@ -61,7 +61,7 @@ def run_diagnose(options: argparse.Namespace) -> int:
     if not rundir.pulses_in(directory) and not has_failed_early and _starts_again(run, directory):
         return _say_well("the job was restarted, and no rank of the new attempt is training yet.", options.format)
     if options.dump_stacks and options.format != "text":
-        raise DdpprofError(f"--dump-stacks prints text: leave out --format {options.format}")
+        raise DdpprofError(f"--dump-stacks prints text. Remove --format {options.format}")
     stacks = dump_stacks(gather(directory, records=False)) if options.dump_stacks else None
     seen = examine(directory)
     if not seen.evidence and seen.verdict is None:
@@ -110,7 +110,7 @@ def _why_unknown(run: Path, directory: Path) -> str:
 
 
 def _why_well(seen: Examination, run: Path) -> str:
-    """Return a sentence on the state of a job that neither hangs nor has failed."""
+    """Return a sentence about the state of a job that does not hang and has not failed."""
     from ddpprof.model.hang import Standstill
     from ddpprof.model.pulse import OVERDUE_S, Ended
     from ddpprof.topics.hang_words import standstill_line
@@ -124,7 +124,7 @@ def _why_well(seen: Examination, run: Path) -> str:
         return f"{standstill_line(standstill)}. Try again in a few seconds."
     unwatched = [one.rank for one in evidence if one.state.ended == Ended.UNWATCHED]
     if unwatched:
-        return f"ddpprof stopped watching rank {unwatched[0]}, so it cannot tell whether the job hangs."
+        return f"ddpprof stopped watching rank {unwatched[0]}, so it is unknown whether the job hangs."
     waits_s = [(one.now_ns - one.state.step_since_ns) / 1e9 for one in evidence if not one.has_ended]
     if min(waits_s, default=0.0) > OVERDUE_S:
         return f"the job has been at step {step:,} for {min(waits_s):.0f} s. ddpprof does not consider this a hang yet."

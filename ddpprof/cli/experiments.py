@@ -30,7 +30,7 @@ _VARY = (
 
 
 _LONG_S = 60
-"""minimum remaining time to be shown, seconds"""
+"""minimum remaining time that is shown, in seconds"""
 
 
 def add_overhead_options(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +53,7 @@ def _add_options(parser: argparse.ArgumentParser, kind: str, rounds: int) -> Non
             *NPROC,
             type=positive,
             metavar="N",
-            help="number of processes; more than one adds communication (default: 1)",
+            help="number of processes; with more than one, the cost includes communication (default: 1)",
         )
         add(
             "--apart",
@@ -85,9 +85,9 @@ def _add_options(parser: argparse.ArgumentParser, kind: str, rounds: int) -> Non
         add(
             "--size-is",
             choices=["share", "total"],
-            help="treat the first varied option as the amount of work, and fit step times with constant + slope × "
-            "size. 'share': work per process, compared at equal totals (default if the name contains 'batch'); "
-            "'total': work of all processes",
+            help="treat the first varied option as the amount of work, and fit the step times by constant + slope × "
+            "size. 'share': the option is the work per process, and variants are compared at equal total work (default "
+            "if the name contains 'batch'); 'total': the option is the work of all processes",
         )
     add(
         "--set",
@@ -260,7 +260,9 @@ def _scale(options: argparse.Namespace, command: Sequence[str]) -> list[Variant]
     weak = [] if options.no_weak else [alone, *several]
     strong = [] if options.strong is None else [shared_by(v, options.strong, command) for v in (alone, *several)]
     if not weak and not strong:
-        raise DdpprofError("--no-weak leaves nothing to measure without --strong")
+        raise DdpprofError(
+            "nothing to measure: --no-weak turns off weak scaling. Add --strong OPTION=TOTAL, or remove --no-weak"
+        )
     return [*weak, *strong]
 
 
@@ -309,7 +311,7 @@ def _warn_of_words(choices: Sequence[str], command: Sequence[str]) -> None:
 
 
 def steps_in_words(cpu: int, accelerator: int, each: str = "") -> str:
-    """Return the number of steps as text, for a job whose device is not known yet."""
+    """Return the number of steps as text. A job's device is not known before it runs, so both numbers are given."""
     return f"{cpu} steps{each}" + (f" ({accelerator} on an accelerator)" if cpu != accelerator else "")
 
 
@@ -397,7 +399,7 @@ def warn_of_other_work() -> None:
 
 _WATCHED_S = 0.5
 _MUCH_OTHER_WORK = 0.25
-"""minimum share of the cores that other processes use, on which to print a note"""
+"""a note is printed if other processes use at least this share of the cores"""
 
 
 def _refuse_short_job(directory: Path, experiment: Experiment, trial: Trial) -> None:

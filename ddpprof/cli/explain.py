@@ -1,4 +1,4 @@
-"""`ddpprof explain` and `schema`: explain a term that is used in reports, and print the JSON Schema of documents."""
+"""`ddpprof explain` and `schema`: explain a term from reports, and print the JSON Schema of a document."""
 
 from __future__ import annotations
 

@@ -47,9 +47,9 @@ class JobCommand:
     words: tuple[str, ...]
     """the script and its arguments, or the whole command"""
     is_wrapped: bool
-    """whether it is a command after ``--``, which may be any program"""
+    """whether the command follows ``--`` and may therefore be any program"""
     recorded_with: tuple[str, ...]
-    """arguments of ddpprof that record such a run again, without those for the output path"""
+    """ddpprof arguments that record the run again, without the options for the output path"""
 
     @property
     def name(self) -> str:
@@ -63,7 +63,7 @@ class JobCommand:
 
     @property
     def is_first_node(self) -> bool:
-        """Whether this is the only node, or the first of several nodes, which creates the shared run directory."""
+        """Whether this is the only node or the first of several nodes. This node creates the shared run directory."""
         return all(number == "0" for number in self._given_to_torchrun("--node-rank", "--node_rank"))
 
     def _given_to_torchrun(self, *names: str) -> list[str]:
@@ -123,7 +123,7 @@ def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
             )
         else:
             torchrun.add_argument(*names, action=_Passed, dest="torchrun", nargs=0, help=argparse.SUPPRESS)
-    torchrun.description = "any torchrun option, under the same name as in torchrun, which then starts the ranks"
+    torchrun.description = "any option of torchrun, under the same name; torchrun then starts the ranks"
 
 
 class _Passed(argparse.Action):
@@ -228,11 +228,11 @@ def _without(own: Sequence[str], with_value: Sequence[str], flags: Sequence[str]
 def run_recorded(
     job: JobCommand, out: Path, settings: Settings, verb: str, afterwards: Callable[[bool, JobEnd], None]
 ) -> JobEnd:
-    """Run the job with these settings. If the job needs a launcher, print how to use a launcher.
+    """Run the job with these settings. If the job needs a launcher, print how to start it with one.
 
     `settings`: recording settings, to which the command and the output path are added. `afterwards`: function that is
-    called after the job has ended, unless ``--quiet`` is given. Its arguments are whether this process runs under a
-    launcher, and how the job ended.
+    called after the job has ended, unless ``--quiet`` is given. Its first argument is True if this process runs under a
+    launcher. Its second argument says how the job ended.
     """
     from ddpprof.record import launch
 
@@ -312,7 +312,7 @@ def _settings_of(job: JobCommand, out: Path, settings: Settings, inside: bool) -
     """Add the command and the output path to the settings.
 
     The first rank, or the launcher on the first node, also clears the output path. Raises ``RunExists`` if the path
-    contains an earlier run that must be kept.
+    contains an earlier run and ``--force`` is not given.
     """
     from ddpprof.record import launch
     from ddpprof.record.run_directory import agent_of_this_process

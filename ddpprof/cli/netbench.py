@@ -1,4 +1,4 @@
-"""`ddpprof netbench`: start ranks that measure collectives, or run as such a rank, and print the results."""
+"""`ddpprof netbench`: start ranks that measure collectives, or run as one of these ranks, and print the results."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def add_netbench_options(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         default=_SECONDS,
         metavar="S",
-        help="time to spend on each size; the measurement stops after the first size at which one collective takes "
-        "longer (%(default)s)",
+        help="time to spend on each size; no larger sizes are measured once a single collective takes longer than this "
+        "(%(default)s)",
     )
     add_link_speed(parser)
     add_json_option(parser)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ddpprof.report import Report
 
 _SILENT_S = 0.5
-"""minimum duration of reading for a progress bar, seconds"""
+"""a progress bar is shown if reading takes longer than this, in seconds"""
 _SILENT_BYTES = 8_000_000
 _DRAW_EVERY_S = 0.1
 
@@ -70,7 +70,7 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of reader processes (default: as many as cores and memory allow)",
     )
-    add("--no-cache", action="store_true", help="bypass the summary cache")
+    add("--no-cache", action="store_true", help="do not use cached summaries of traces")
     add(
         "--scheduler",
         metavar="tcp://HOST:PORT",
@@ -96,7 +96,7 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
 def analysed_run(path: Location, options: argparse.Namespace) -> Iterator[Analysis]:
     """Analyze the run with the options of `add_reading_options`. Raises `DdpprofError`."""
     if _written_report(path) is not None:
-        raise DdpprofError(f"{path} is a report, which does not contain the steps. Give the run instead.")
+        raise DdpprofError(f"{path} is a report, and a report does not contain the steps. Give the run instead.")
     with _analysed_run(path, options, None) as analysis:
         yield analysis
 
@@ -151,7 +151,7 @@ def refuse_missing(path: Location) -> None:
         from ddpprof.monitor.overview import refuse_starting
 
         refuse_starting(path)
-        raise NotARun(f"{path} does not exist. Record one with: ddpprof trace --out {path} train.py")
+        raise NotARun(f"{path} does not exist. Record a run with: ddpprof trace --out {path} train.py")
 
 
 def _written_report(path: Location) -> Report | None:

@@ -76,7 +76,7 @@ def run_report(options: argparse.Namespace) -> int:
         _refuse_files([options.path, *options.further_parts])
         return _report_on_run(options)
     if is_experiment(options.path) or options.path.suffix == ".csv":
-        what = "an experiment, whose trials are runs" if is_experiment(options.path) else "a table of times"
+        what = "an experiment (its trials are runs)" if is_experiment(options.path) else "a table of times"
         _refuse_choice(options, what)
         _refuse_parts(options, what)
         return _report_on_experiment(options)
@@ -143,8 +143,8 @@ def _refuse_files(paths: Sequence[Location]) -> None:
     for path in paths:
         if path.is_file():
             raise DdpprofError(
-                f"{path} is a file, but several paths must be the parts of one run. To read several traces, give their "
-                "folder."
+                f"{path} is a file. If you give several paths, each must be a folder with a part of the run. To "
+                f"read several traces, give their folder."
             )
 
 

@@ -1,6 +1,6 @@
 """Print messages.
 
-No other module prints, because messages may contain text from untrusted files, which is cleaned here.
+Messages may contain text from untrusted files, so only this module prints, and it cleans all text.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Choose(argparse.Action):
 
 
 def text_stream() -> TextIO:
-    """Return the stream for messages: stderr if stdout is for JSON, else stdout."""
+    """Return the stream for messages: stderr if stdout is reserved for JSON, otherwise stdout."""
     return sys.stderr if CHOICES.prints_json else sys.stdout
 
 

@@ -128,7 +128,7 @@ def _has_plugin() -> bool:
 
 
 def distinct_names(paths: Sequence[Location]) -> list[str]:
-    """Return a unique name for each path, from as few of its last parts as possible."""
+    """Return a unique name for each path, made of as few of its last components as possible."""
     parts = [path.resolve().parts[1:] or ("root",) for path in paths]
     names = []
     for number, mine in enumerate(parts):
@@ -142,7 +142,7 @@ def distinct_names(paths: Sequence[Location]) -> list[str]:
 
 
 def _write_beside(path: Location, with_plugin: bool, options: argparse.Namespace) -> Path | None:
-    """Write the log directory into the run; return ``None`` if `path` is not a ddpprof run, is remote or read-only."""
+    """Write the log directory into the run. Return ``None`` if `path` is remote, read-only or not a ddpprof run."""
     if isinstance(path, RemotePath) or not path.is_dir() or not rundir.is_run(path):
         return None
     folder = path / rundir.TENSORBOARD_DIRECTORY
@@ -175,8 +175,8 @@ def write_log_directory(
 ) -> tuple[str, ...]:
     """Write the log directory. Return messages about data that the profiler plugin cannot show.
 
-    `for_plugin`: the ranks whose traces the plugin shows. Raises ``OSError``, and `DdpprofError` if TensorBoard is not
-    installed.
+    `for_plugin`: the ranks with traces that the plugin shows. Raises ``OSError``, and `DdpprofError` if TensorBoard is
+    not installed.
     """
     from ddpprof.render.tensorboard import write_native
 
@@ -187,7 +187,7 @@ def write_log_directory(
 
 @contextmanager
 def _replaced(directory: Path) -> Iterator[Path]:
-    """Yield a folder whose content replaces the content of `directory` at the end.
+    """Yield a folder. At the end, its content replaces the content of `directory`.
 
     Directories are moved as a whole, because the profiler plugin reads a directory as soon as it exists.
     """

@@ -92,8 +92,8 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--nccl-log",
         action="store_true",
-        help="log the networks, transports, channels and algorithms that NCCL selects in DIR/nccl, and include them in "
-        "the report. NCCL variables that you have set are kept",
+        help="write NCCL's log to DIR/nccl, and include in the report the networks, transports, channels and "
+        "algorithms that NCCL selected. NCCL variables that you have set are kept",
     )
     add("--no-pulse", action="store_true", help="do not watch the job after the recorded steps")
     add_job_options(parser)
@@ -208,7 +208,7 @@ def _say_how_it_failed(out: Path) -> None:
 def report_stream() -> TextIO:
     """Return the stream for the report after the job.
 
-    It is stderr if stdout goes to a file or program, which then receives only the job's output.
+    If stdout goes to a file or program, this is stderr, so that stdout contains only the job's output.
     """
     return sys.stdout if sys.stdout.isatty() else sys.stderr
 
@@ -255,7 +255,10 @@ _NOT_REACHED = (
 
 
 def nothing_recorded(attempted: Sequence[Path], name: str, failed: bool = False, is_one_node: bool = True) -> str:
-    """Return a message that says why nothing was recorded. A run is created at a DDP module's first forward pass."""
+    """Return a message that explains why nothing was recorded.
+
+    A run is created in the first forward pass of a DDP module.
+    """
     from ddpprof import rundir
 
     if failed and not any(map(rundir.is_run, attempted)):
@@ -264,8 +267,7 @@ def nothing_recorded(attempted: Sequence[Path], name: str, failed: bool = False,
         why = "the job failed during its first steps, which are not recorded (--skip-first)"
     elif any(map(rundir.is_run, attempted)):
         why = (
-            "no DistributedDataParallel module trained for longer than the first steps, which are not recorded "
-            "(--skip-first)"
+            "training with DistributedDataParallel ended within the first steps, which are not recorded (--skip-first)"
         )
     elif not is_one_node:
         return (

@@ -27,9 +27,11 @@ _ROUNDS = 5
 _TIMED_STEPS = 10
 _MOST_TIMED_STEPS = 100
 _MOST_LONG_STEPS = 4
-"""number of long steps to time, for a finding that is about them"""
+"""number of long steps to time if a finding is about long steps"""
 _TIMED_S = 1.0
-"""short steps vary more, so that more than `_TIMED_STEPS` are timed: as many as take this long, seconds"""
+"""minimum total time of the timed steps, in seconds; short steps vary more, so more than `_TIMED_STEPS` of them are
+timed
+"""
 _START_S = 5.0
 """typical time from the start of a job until training begins, seconds"""
 
@@ -55,7 +57,7 @@ def add_try_options(parser: argparse.ArgumentParser) -> None:
         "--script",
         metavar="[OLD=]NEW",
         help="run this changed copy of your script instead; OLD is needed if the command has several scripts. Use "
-        "--finding to give the finding whose advice the copy follows",
+        "--finding to name the finding that the change is for",
     )
     add(
         "--allow-lossy",
@@ -66,8 +68,8 @@ def add_try_options(parser: argparse.ArgumentParser) -> None:
         "--rounds",
         type=positive,
         metavar="N",
-        help=f"number of runs with each change and without changes ({_ROUNDS}); doubled if these are not enough. With "
-        "--resume: total number of runs to reach",
+        help=f"number of runs with each change and without changes ({_ROUNDS}); doubled if the results are not "
+        "conclusive. With --resume: total number of runs to reach",
     )
     add(
         "--skip-first",
@@ -220,7 +222,7 @@ def _as_it_is(options: argparse.Namespace, report: Report) -> Experiment:
 def _with_enough_steps(experiment: Experiment, report: Report, about: Sequence[Finding]) -> Experiment:
     """Return the experiment with more timed steps if steps are short, or if findings are about a few long steps.
 
-    The number is limited by the number of steps for which the job trains.
+    The number is limited to the number of steps that the job trains.
     """
     from dataclasses import replace
     from math import ceil
@@ -244,8 +246,8 @@ def _refuse_others_run(options: argparse.Namespace) -> None:
 
     if not options.trust and not is_of_this_user((options.path / RUN_FILE).stat()):
         raise DdpprofError(
-            f"{options.path} was recorded by another user, whose command would be run. Add --trust if you trust this "
-            "user."
+            f"{options.path} was recorded by another user, and ddpprof try would run that user's command. Add "
+            f"--trust if you trust this user."
         )
 
 
@@ -259,7 +261,8 @@ def _chosen(report: Report, options: argparse.Namespace) -> list[tuple[int, Find
         if not chosen:
             found = ", ".join(dict.fromkeys(one.rule for _, one in numbered))
             raise DdpprofError(
-                f"{options.path} has no finding of the rule {options.rule}. It has findings of: {found or 'no rule'}."
+                f"{options.path} has no finding of the rule {options.rule}. Its findings are of these rules: "
+                f"{found or 'none'}."
             )
     else:
         known = [(number, one) for number, one in numbered if one.change is not None and not one.is_noise]
@@ -345,9 +348,9 @@ def _say_plan(experiment: Experiment, report: Report, promises: list[Promise], p
     seconds = starts * (_START_S + steps * (report.step_ns or 0) / 1e9)
     long = f"{seconds:.0f} s" if seconds < 100 else in_minutes(seconds)
     progress(
-        f"Trying {number_of(len(promises), 'change')} to the job of {path}: {number_of(starts, 'start')} of "
-        f"`{shlex.join(experiment.command)}`, {steps} steps each, about {long}, "
-        "or twice as many starts if these are not enough."
+        f"Trying {number_of(len(promises), 'change')} to the job of {path}. This starts "
+        f"`{shlex.join(experiment.command)}` {number_of(starts, 'time')} for {steps} steps each, and takes about "
+        f"{long}. If the results are not conclusive, the number of starts is doubled."
     )
 
 

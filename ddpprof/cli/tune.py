@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _LEAST_TRIALS = 2
 _QUICK = 3
-"""number of settings and of rounds in quick tuning"""
+"""number of settings and number of rounds with ``--quick``"""
 
 
 def add_tune_options(parser: argparse.ArgumentParser) -> None:
@@ -193,7 +193,7 @@ def _profile(directory: Path, experiment: Experiment) -> bool:
 
 
 def _plan_in_words(experiment: Experiment, profile: tuple[int, int]) -> str:
-    """Return a message about the number of runs and steps, to print before anything is run."""
+    """Return a message about the planned number of runs and steps, to print before the first run."""
     from ddpprof.experiments.conduct import steps_of
 
     now, rounds, settings = experiment.variants[0], experiment.rounds, experiment.most_variants

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 
 class SyntheticImages(Dataset):
-    """Random images with a brighter horizontal stripe, whose position is the label."""
+    """Random images with a brighter horizontal stripe. The position of the stripe is the label."""
 
     def __init__(self, num_images, num_classes=10, size=32, seed=0):
         self.num_images, self.num_classes, self.size, self.seed = num_images, num_classes, size, seed

@@ -1,4 +1,4 @@
-"""Run all checks, and return their results as an anonymous document."""
+"""Run all checks, and return their results as an anonymized document."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _OF_EVERYBODY = ("root", "localhost", "user")
 def examine(
     out: Path, gpus: int | None, only: Collection[str], watch: Callable[[str], None]
 ) -> Iterator[list[CheckResult]]:
-    """Run the checks, and yield the results of each.
+    """Run the checks, and yield the results of each check.
 
     `gpus`: expected number of GPUs; ``None`` for as many as PyTorch finds. `only`: names of the checks to run; all if
     empty. `watch`: called with a description of the check that is running.

@@ -1,4 +1,4 @@
-"""Define what a check is, and check the machine: disk space, shared memory, clocks, CPU cores, memory and network."""
+"""Types for checks, and checks of the machine: disk space, shared memory, clocks, CPU cores, memory and network."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CheckResult:
     expected: str | None = None
     found: str | None = None
     reason: str | None = None
-    """why the check was skipped, or what a failure means and what to do about it"""
+    """reason why the check was skipped, or meaning of the failure and what to do"""
     setup: str | None = None
     """backend, number of ranks and devices of the training; ``None`` for a check without training"""
 
@@ -51,12 +51,12 @@ def skip(name: str, reason: str) -> CheckResult:
 
 
 class CannotCheck(Exception):
-    """Raised if a check cannot be completed. The check then fails with this message."""
+    """A check cannot be completed. The check then fails with this message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Backend, number of ranks and devices with which a script trains."""
+    """Backend, number of ranks, and devices of a training script."""
 
     backend: str = "gloo"
     num_ranks: int = 2
@@ -146,7 +146,7 @@ def check_shared_memory(_context: Context) -> Iterator[CheckResult]:
 
 
 def check_clock(_context: Context) -> Iterator[CheckResult]:
-    """Check that the system clock and the monotonic clock run at the same rate, and that neither jumps."""
+    """Check that the system clock and the monotonic clock run at the same rate and do not jump."""
     wall_ns, steady_ns = time.time_ns(), time.perf_counter_ns()
     time.sleep(_CLOCK_S)
     wall_ns, steady_ns = time.time_ns() - wall_ns, time.perf_counter_ns() - steady_ns
@@ -157,7 +157,7 @@ def check_clock(_context: Context) -> Iterator[CheckResult]:
         f"clocks within {_CLOCK_PPM} ppm of each other",
         f"{ppm:.0f} ppm",
         "The system clock has jumped or is drifting, so steps on different hosts cannot be compared. Check the time "
-        "service.",
+        "synchronization (NTP).",
     )
 
 
@@ -200,7 +200,7 @@ def check_gloo_interface(_context: Context) -> Iterator[CheckResult]:
         "gloo-interface",
         found is not None,
         "this host's name resolves to an address of one of its interfaces",
-        {None: "no interface", "lo": "lo, for ranks on this host only"}.get(found) or _shown(found or ""),
+        {None: "no interface", "lo": "lo, only for ranks on this host"}.get(found) or _shown(found or ""),
         "Ranks on different hosts cannot connect to each other. Set GLOO_SOCKET_IFNAME to the interface to use, one "
         f"of: {', '.join(_up())}.",
     )
@@ -268,7 +268,7 @@ def _shown(name: str) -> str:
 
 
 def _of_host_name() -> str | None:
-    """Return the interface to which the name of this host resolves, or ``None``."""
+    """Return the interface with the address of this host's name, or ``None``."""
     addresses = set()
     with suppress(OSError):
         addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)}

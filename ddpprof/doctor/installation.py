@@ -97,9 +97,9 @@ def _shown(command: Sequence[str]) -> str:
 
 _WINDOW = ["--skip-first", "2", "--cost-steps", "4", "--warmup", "1", "--steps", "3"]
 _AFTER_WINDOW = 12
-"""first step after recording has ended"""
+"""number of the first step after recording has ended"""
 _PAUSE_SHARE = 10
-"""minimum ratio of the process group's timeout, after which other ranks fail, to a pause"""
+"""a pause may take at most 1/N of the process group's timeout, where N is this number"""
 
 
 def check_unchanged(context: Context) -> Iterator[CheckResult]:
@@ -111,14 +111,14 @@ def check_unchanged(context: Context) -> Iterator[CheckResult]:
         traced.told["parameters"] == without.told["parameters"],
         without.told["parameters"][:12],
         traced.told["parameters"][:12],
-        "Recording changes the result of training, which must never happen.",
+        "Recording changes the result of training. This must never happen: please report it.",
     )
     yield judge(
         "collectives",
         traced.told["collectives"] == without.told["collectives"],
         f"{without.told['collectives']}, as without ddpprof",
         traced.told["collectives"],
-        "Recording calls additional collectives, which can make a job hang.",
+        "Recording calls additional collectives. This can make a job hang.",
     )
     yield from _on_devices(context, without, traced)
     yield _judge_pause(traced)
@@ -134,9 +134,9 @@ def _on_devices(context: Context, without: Trained, traced: Trained) -> list[Che
         judge(
             "synchronizing-calls",
             calls[1] <= calls[0],
-            f"{calls[0]} in steps that are not profiled, the same as without ddpprof",
+            f"{calls[0]} in steps that are not profiled, as many as without ddpprof",
             calls[1],
-            "Recording waits for the device in steps that are not profiled, which slows these steps down.",
+            "Recording waits for the device in steps that are not profiled. This slows these steps down.",
         ),
         judge(
             "foreign-contexts",
@@ -163,7 +163,7 @@ def _judge_pause(traced: Trained) -> CheckResult:
 
 _OLDEST_PYTHON = (3, 11)
 _LOOKED_AT = {None, "torch", "tensorboard", "html", "cluster"}
-"""extras whose packages are checked if they are installed; packages that are in no extra are required"""
+"""packages of these extras are checked if they are installed; packages that do not belong to an extra are required"""
 _BOUND = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?\s*(?:(<|>=)\s*([0-9.]+))?")
 _OTHER_PROFILERS = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
 """environment variables that nsys and ncu set in the processes that they start"""

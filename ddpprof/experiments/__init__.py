@@ -1,1 +1,1 @@
-"""Experiments: run the user's script many times, in short trials that differ in the setting under test."""
+"""Experiments: run the user's script many times in short trials with different settings."""

@@ -1,6 +1,6 @@
 """Run the trials of an experiment one after another, except trials that have already succeeded.
 
-`last_error` finds the line of a failed trial's output that says why it failed.
+`last_error` returns the line of a failed trial's output that contains the reason for the failure.
 """
 
 from __future__ import annotations
@@ -77,12 +77,14 @@ def open_experiment(directory: Path, experiment: Experiment, force: bool) -> Non
         own_files.make_named_folder(directory)
         for folder in _places(directory, experiment):
             if folder.exists():
-                raise RunExists(f"{folder} already exists, but a trial would be written there. Choose another --out.")
+                raise RunExists(
+                    f"{folder} already exists, but the experiment needs this folder for a trial. Choose another --out."
+                )
         write_plan(directory, experiment)
 
 
 def add_rounds(directory: Path, experiment: Experiment, rounds: int) -> Experiment:
-    """Return the experiment with at least `rounds` rounds, and write its plan. Raises `CannotRecord`."""
+    """Extend the experiment to at least `rounds` rounds, write its plan, and return it. Raises `CannotRecord`."""
     if rounds <= experiment.rounds:
         return experiment
     longer = replace(experiment, rounds=rounds, enough_rounds=None, num_looks=experiment.num_looks + 1)
@@ -99,19 +101,22 @@ def working_on(directory: Path) -> Iterator[None]:
             yield
     except own_files.LockedError as error:
         raise CannotRecord(
-            f"process {error.holder} is using {directory}: wait until that process has ended."
+            f"process {error.holder} is using {directory}. Wait until this process has ended."
         ) from error
 
 
 def _as_asked(experiment: Experiment) -> Experiment:
-    """Return the experiment without the variants that tuning has added to its plan."""
+    """Return the experiment as the user requested it, without the variants that tuning has added to the plan."""
     return (
         replace(experiment, variants=experiment.variants[:1]) if experiment.kind is ExperimentKind.TUNE else experiment
     )
 
 
 def _places(directory: Path, experiment: Experiment) -> Iterator[Path]:
-    """Yield the paths that the experiment may write. The trials of a tuning experiment are not known in advance."""
+    """Yield the paths that the experiment may write.
+
+    For a tuning experiment, the trials are not known in advance.
+    """
     yield from (directory / trial.name for trial in experiment.trials())
     if experiment.kind is ExperimentKind.TUNE:
         yield from (directory / name for name in (PROFILE_DIRECTORY, CHOICE_FILE, NETWORK_FILE))
@@ -148,10 +153,9 @@ def conduct(
 ) -> Iterator[tuple[Trial, TrialEnd | None]]:
     """Run `trials`, and yield each trial and how it ended.
 
-    If a trial is interrupted, yield the trial and ``None``, and return.
-
-    Later rounds skip variants that have failed. A trial is ended if it takes `_MUCH_LONGER` times as long as
-    the longest successful trial before it. Raises `CannotRecord`.
+    If the user interrupts a trial, yield the trial and ``None``, and return. Later rounds skip variants that have
+    failed. A trial is ended if it takes `_MUCH_LONGER` times as long as the longest successful trial before it. Raises
+    `CannotRecord`.
     """
     failed: set[int] = set()
     seconds = [one.seconds for trial in experiment.trials() if (one := _successful_end(directory / trial.name))]
@@ -233,7 +237,10 @@ def _run(
     seconds = time.monotonic() - began
     problem = _problem(folder, experiment, variant, outcome.exit_code)
     if outcome.is_timed_out:
-        problem = f"ended after {seconds:.0f} s, because it took more than {_MUCH_LONGER} times as long as other trials"
+        problem = (
+            f"it was ended after {seconds:.0f} s, because it took more than {_MUCH_LONGER} times as long as "
+            "other trials"
+        )
     ended = TrialEnd(outcome.exit_code, seconds, problem)
     write_end(folder, ended)
     return ended
@@ -279,8 +286,8 @@ def steps_of(experiment: Experiment, variant: Variant, on_accelerator: bool = Fa
 def job_of(experiment: Experiment, variant: Variant) -> tuple[list[str], dict[str, str]]:
     """Return the command of a trial, and the environment variables that replace a launcher. Raises `CannotRecord`.
 
-    A single process is started without a launcher, so the script may start its own ranks. A command that contains
-    ``{nproc}``, the number of processes, starts these processes itself.
+    A single process is started without a launcher, so the script may start its own ranks. If a command contains
+    ``{nproc}``, which stands for the number of processes, it starts these processes itself.
     """
     places = {**variant.places, "nproc": str(variant.nproc)}
     words = [_filled(word, places) for word in (*(variant.command or experiment.command), *variant.words)]
@@ -308,7 +315,7 @@ def _refuse_another_number(folder: Path, experiment: Experiment, variant: Varian
     if started is not None and started != variant.nproc and not variant.any_number:
         raise CannotRecord(
             f"{experiment.command[0]} starts {started} ranks itself, but {variant.nproc} were requested. Pass the "
-            f"number to it as {{nproc}}: ddpprof {experiment.kind} … {experiment.command[0]} --its-option {{nproc}}"
+            f"number as {{nproc}}: ddpprof {experiment.kind} … {experiment.command[0]} --its-option {{nproc}}"
         )
 
 
@@ -331,7 +338,7 @@ def _problem(folder: Path, experiment: Experiment, variant: Variant, exit_code: 
 
 
 def compiled_otherwise(found: Compilation | None, variant: Variant) -> str | None:
-    """Return the reason why the DDP module was not compiled as the variant requires; ``None`` if it was."""
+    """Return the reason why the DDP module was not compiled as the variant requires, or ``None`` if it was."""
     if variant.optimize_ddp is None and variant.compile_order is None:
         return None
     if found is None:
@@ -341,7 +348,7 @@ def compiled_otherwise(found: Compilation | None, variant: Variant) -> str | Non
     if variant.optimize_ddp not in (None, found.optimize_ddp):
         return (
             f"the script sets torch._dynamo.config.optimize_ddp to {found.optimize_ddp!r} after it has constructed "
-            "DDP, which overrides the value set by the trial"
+            "DDP. This overrides the value set by the trial"
         )
     return None
 
@@ -370,11 +377,11 @@ _RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Iteratio
 
 
 def last_error(output: str) -> str:
-    """Return the line that says why the job failed, which is the last error of the script itself.
+    """Return the line of the output that contains the reason for the failure: the last error of the script itself.
 
     Two kinds of errors are ignored: torchrun's traceback about its ranks at the end of the output, and errors of ranks
-    that lost their connection to another rank. If the job printed nothing, return how the first failed rank ended, if
-    torchrun reports it.
+    that lost their connection to another rank. If the job printed nothing and torchrun reports how the first failed
+    rank ended, return this.
     """
     lines = [_OF_A_RANK.sub("", line).strip() for line in _ITS_TRACEBACK.sub("", output).splitlines()]
     said = [line for line in lines if line and not _OF_TORCHRUN.match(line)]

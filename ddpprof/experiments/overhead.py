@@ -1,4 +1,4 @@
-"""Measure the overhead of DDP: the difference between the step times with and without DDP, divided into parts."""
+"""Measure the overhead of DDP: the difference between step times with and without DDP, and its parts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RoundTimes:
 
 @dataclass(frozen=True, slots=True)
 class OverheadReport:
-    """The overhead of DDP. Times are ns per step."""
+    """The overhead of DDP. Times are in ns per step."""
 
     format: int
     ddpprof: str
@@ -49,7 +49,7 @@ class OverheadReport:
     """step with DDP / step without DDP"""
     rounds: tuple[RoundTimes, ...]
     wrapper: WrapperParts | None
-    """DDP's own work; on an accelerator, the device's work may hide all of it"""
+    """DDP's own work; on an accelerator, it may be hidden completely behind work of the device"""
     parts: StepParts | None
     """parts of the step with DDP"""
     missing: tuple[str, ...]
@@ -105,7 +105,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _by_turns(results: Sequence[TrialResult]) -> list[list[Pair]]:
-    """Return the pairs of blocks with and without DDP in each round. Both kinds of blocks alternate in one process."""
+    """Return the pairs of blocks with and without DDP in each round. The blocks alternate within one process."""
     rounds: list[list[Pair]] = [list(zip(one.blocks_ns, one.without_ddp_ns, strict=False)) for one in results]
     return [pairs for pairs in rounds if pairs]
 

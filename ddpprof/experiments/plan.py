@@ -10,9 +10,9 @@
     network.json           `ddpprof tune`: copy of the file given with --network
     changes.json           `ddpprof try`: the change of each variant, and the gain that its finding predicts
 
-Every round runs each variant once, so that a slow period of the machine affects all variants. Rounds alternate between
-forward and reverse order (A B C, C B A), so that a steady drift of the machine's speed does not favor a variant. With
-an odd number of rounds, part of the drift remains.
+Each round runs every variant once, so that a slow period of the machine affects all variants. Rounds alternate between
+forward and reverse order (A B C, C B A), so that a steady change of the machine's speed does not favor a variant. With
+an odd number of rounds, part of this change remains.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ class Variant:
     is_share: bool = False
     """True if `size` is each process's share of a total"""
     is_work: bool = False
-    """True if `size` counts work, such as a batch size, which makes rates meaningful"""
+    """True if `size` is an amount of work, such as a batch size, so that rates are meaningful"""
     varied: str = ""
     """name of the first varied setting"""
     configuration: str = ""
     """label without the first varied setting"""
     words: tuple[str, ...] = ()
-    """arguments to append to the script's own"""
+    """arguments to append to the script's own arguments"""
     places: Mapping[str, str] = field(default_factory=dict)
     """replacements of ``{name}`` in the command"""
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Variant:
     ddp_blocks: int = 0
     """number of pairs of blocks, with and without DDP; each block has `Experiment.timed_steps` steps"""
     any_number: bool = False
-    """True if no number of processes was requested and the job may start any number"""
+    """True if no number of processes was requested, so that the job may start any number"""
     comm_hook: str | None = None
     """name of a hook in torch's ``default_hooks``"""
     loader: Mapping[str, Any] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Variant:
     switches: Mapping[str, bool] = field(default_factory=dict)
     """``sync_batch_norm: False``, ``sparse_embeddings: True`` or ``detect_anomaly: False``"""
     command: tuple[str, ...] = ()
-    """this variant's own command, used instead of the experiment's"""
+    """command of this variant, used instead of the experiment's command"""
 
     def compiled(self, name: str, value: str) -> Variant:
         """Return the variant with a different ``optimize_ddp`` or ``compile_order``."""
@@ -112,7 +112,7 @@ class Variant:
 
     @property
     def processes(self) -> str:
-        """Number of processes, in words."""
+        """Number of processes as text."""
         return "1 process" if self.nproc == 1 else f"{self.nproc} processes"
 
     @property
@@ -136,20 +136,21 @@ class Experiment:
     timed_steps: int
     """number of timed steps of each trial, or of each block"""
     enough_rounds: int | None = None
-    """for `ddpprof try`, the number of rounds after which it stops if every change has a verdict"""
+    """for `ddpprof try`: it stops after this number of rounds if every change has a verdict"""
     num_looks: int = 2
-    """for `ddpprof try`, the number of times that verdicts are computed: after `enough_rounds`, after all rounds, and
-    whenever rounds are added; each has an equal part of the 5 % error probability"""
+    """for `ddpprof try`: number of times that verdicts are computed: after `enough_rounds`, after all rounds, and
+    whenever rounds are added; the 5 % error probability is divided equally among them
+    """
     most_variants: int = 0
     """for `ddpprof tune`, the maximum number of variants to choose"""
     allow_lossy: bool = False
     """for `ddpprof tune`, whether to try hooks that round gradients"""
     uses_means: bool = False
-    """for `ddpprof try`, whether a trial counts with the mean of its steps, in order to include long steps"""
+    """for `ddpprof try`: whether the mean step represents a trial, not the median step, to include long steps"""
     torchrun: tuple[str, ...] | None = None
     """options of torchrun, if the ranks are not simply started with `Variant.nproc`"""
     is_whole: bool = True
-    """False if the command contains secrets; they are not stored, so the command must be given again to continue"""
+    """False if the command contains secrets; these are not stored, so the user must give the command again"""
 
     @property
     def num_trials(self) -> int:
@@ -223,7 +224,7 @@ def write_plan(directory: Path, experiment: Experiment) -> None:
 
 
 def is_of_this_user(directory: Path, experiment: Experiment) -> bool:
-    """Return True if this user wrote the plan. Plans of other users are not run: they could contain any command."""
+    """Return True if this user wrote the plan. Other plans are not run, because they could contain any command."""
     key, found = user_key(), rundir.read_json(directory / EXPERIMENT_FILE, _Seal)
     if key is None or found is None or found.seal is None:
         return False
@@ -280,7 +281,7 @@ def _what_is_wrong(experiment: Experiment) -> str | None:
     numbers = [number for one in experiment.variants for number in (one.nproc, one.profiled_steps, one.ddp_blocks)]
     is_in_range = all(0 <= number <= _LARGEST_NUMBER for number in (*steps, *numbers))
     if not is_in_range or not all(one.nproc for one in experiment.variants):
-        return "a number of steps or processes in it is out of range"
+        return "it contains a number of steps or processes that is out of range"
     return None
 
 

@@ -33,7 +33,7 @@ def read_experiment(path: Location) -> ExperimentReport:
     report = build_experiment(experiment, results)
     if report is None:
         problem = next((result.problem for result in results if result.problem), "no variant has run to completion")
-        raise DdpprofError(f"{path} has nothing to compare yet: {problem}")
+        raise DdpprofError(f"{path} has no results to compare yet: {problem}")
     return report
 
 
@@ -47,7 +47,7 @@ def build_experiment(experiment: Experiment, results: Sequence[TrialResult]) -> 
         case ExperimentKind.SWEEP:
             return build_sweep(experiment, results)
         case ExperimentKind.TUNE | ExperimentKind.TRY:
-            raise AssertionError("these experiments need more files than the trials: see `read_experiment`")
+            raise AssertionError("experiments that need other files in addition to their trials: see `read_experiment`")
 
 
 def sweep_of_table(table: TimesTable) -> SweepReport:

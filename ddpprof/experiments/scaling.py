@@ -8,8 +8,8 @@
     loss             = step - ideal step
     maximum speed-up = number of processes × ideal step / max(ideal step, transfer time of a step)
 
-A step takes at least as long as its transfers. The loss is divided into the parts of the step (`StepParts`): each part
-minus its ideal, so that the parts add up to the loss.
+A step takes at least as long as its transfers. The loss is divided into the parts of the step (`StepParts`). The loss
+of a part is the part minus its ideal, so that the parts add up to the loss.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LostTime:
 
     The parts add up to the loss.
 
-    A negative value means less time than in the ideal step.
+    A negative value means that the part takes less time than in the ideal step.
     """
 
     wrapper_ns: float
@@ -107,7 +107,7 @@ class ScalingReport:
 
 
 def build_scaling(experiment: Experiment, results: Sequence[TrialResult]) -> ScalingReport | None:
-    """Build the report; ``None`` if nothing can be compared with one process without DDP."""
+    """Build the report; ``None`` if no job can be compared with one process without DDP."""
     bases = {v.label: n for n, v in enumerate(experiment.variants) if v.without_ddp}
     points = [
         _point(experiment, results, number, bases[variant.label])

@@ -1,4 +1,4 @@
-"""Measure how the step time depends on a varied setting, and the size above which one configuration is faster."""
+"""Measure how the step time depends on a setting, and above which size another configuration is faster."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ddpprof.version import __version__
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """Result of one variant. Times are ns per step."""
+    """Result of one variant. Times are in ns per step."""
 
     label: str
     configuration: str
     nproc: int
     size: float | None
-    """work over all processes, such as the total batch size; ``None`` if the varied setting does not count work"""
+    """work of all processes, such as the total batch size; ``None`` if the varied setting is not an amount of work"""
     step_ns: float
     rounds_ns: tuple[float, ...]
     """median step of each round, ns"""
@@ -38,7 +38,7 @@ class SweepPoint:
 
 @dataclass(frozen=True, slots=True)
 class SweepCurve:
-    """Results of one configuration for all sizes. Times are ns."""
+    """Results of one configuration for all sizes. Times are in ns."""
 
     configuration: str
     points: tuple[SweepPoint, ...]
@@ -69,7 +69,7 @@ class SweepReport:
     """name of the varied setting"""
     points: tuple[SweepPoint, ...]
     curves: tuple[SweepCurve, ...]
-    """curves of the configurations whose sizes are known"""
+    """curves of the configurations with known sizes"""
     crossovers: tuple[SweepCrossover, ...]
     missing: tuple[str, ...]
 
@@ -114,7 +114,7 @@ def sweep_report(
 
 
 def _ratios(all_rounds: Sequence[Sequence[Steps]]) -> dict[int, Ratio]:
-    """Return, for each variant, the ratio of its step time to that of the first variant.
+    """Return the ratio of each variant's step time to the first variant's step time.
 
     Only rounds that all variants completed are used.
     """
@@ -138,7 +138,7 @@ def _curve(name: str, points: Sequence[SweepPoint]) -> SweepCurve:
 
 
 def _times(points: Sequence[SweepPoint]) -> tuple[list[float], list[float]]:
-    """Return the size and the step time of each round of each point."""
+    """Return the sizes and the step times of all rounds of all points, as two lists of equal length."""
     pairs = [(point.size, time) for point in points if point.size is not None for time in point.rounds_ns]
     return [size for size, _ in pairs], [time for _, time in pairs]
 

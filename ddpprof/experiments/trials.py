@@ -31,7 +31,7 @@ Steps = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """Parts of an unprofiled step, in ns, as means over steps and ranks. Their proportions are from profiled steps."""
+    """Parts of an unprofiled step in ns, as means over steps and ranks, in the proportions of profiled steps."""
 
     wrapper_ns: float
     """DDP's own work on the training thread; 0 on an accelerator, where the host works in parallel"""
@@ -41,7 +41,7 @@ class StepParts:
     """exposed communication spent waiting for another rank"""
     data_ns: float
     compute_ns: float
-    """the rest: computation, and the host's time to launch it"""
+    """all other time: computation, and the host's time to launch it"""
 
     @property
     def step_ns(self) -> float:
@@ -67,7 +67,7 @@ _Parts = TypeVar("_Parts", StepParts, WrapperParts)
 class TrialResult:
     trial: Trial
     blocks_ns: tuple[Steps, ...] = ()
-    """times of the timed steps; several blocks if they alternate with blocks without DDP"""
+    """times of the timed steps, in several blocks if these alternate with blocks without DDP"""
     without_ddp_ns: tuple[Steps, ...] = ()
     num_steps: int | None = None
     """number of timed steps; on an accelerator, `blocks_ns` has only one value per block"""
@@ -160,7 +160,7 @@ def scaled(parts: StepParts, factor: float) -> StepParts:
 
 
 def problems(experiment: Experiment, results: Sequence[TrialResult]) -> tuple[str, ...]:
-    """Return sentences on trials without times, and on the number of trials that have not been run."""
+    """Return sentences about trials without times, and about the number of trials that have not been run."""
     said = [
         f"{experiment.variants[result.trial.variant].title}, round {result.trial.round + 1}: {result.problem}"
         for result in results
@@ -188,8 +188,8 @@ def refuse_short_job(experiment: Experiment, result: TrialResult, num_trained: i
     fits = max((number for number, steps in needs.items() if steps <= num_trained), default=None)
     instead = "" if fits is None else f", or measure fewer steps in each trial: {option} {fits}"
     raise DdpprofError(
-        f"training runs for only {num_trained} steps, but a trial needs {wanted}. Pass the script an option that makes "
-        f"it run more steps{instead}."
+        f"training runs for only {num_trained} steps, but a trial needs {wanted}. Make the script run more "
+        f"steps{instead}."
     )
 
 
@@ -227,10 +227,10 @@ def _wrapper(ranks: Sequence[RankReport], scale: float) -> WrapperParts:
 
 
 def timed_blocks(ranks: Sequence[Record], mode: StepMode = StepMode.OFF) -> tuple[Steps, ...]:
-    """Return blocks of consecutive steps that all ranks have. The time of a step is the mean over the ranks.
+    """Return blocks of consecutive steps that all ranks have recorded. The time of a step is the mean over the ranks.
 
     Without DDP, ranks do not wait for each other, so waiting for the slowest rank counts as overhead of DDP. On an
-    accelerator, the host runs ahead of the device, and only the start and end of a block are known. Such a block is
+    accelerator, the host runs ahead of the device, and only the start and end of a block are known. The block is then
     returned as one step of mean duration.
     """
     of_ranks = [
@@ -258,18 +258,18 @@ Losses = Mapping[int, Sequence[Sequence[float]]]
 _ROUNDING = 2.0**-20
 """tolerance per step: 16 times the rounding error of single precision, because many gradients are summed"""
 _OWN_FACTOR = 3
-"""factor applied to the difference between starts of the same job, because there are only few starts"""
+"""factor that multiplies the difference between starts of the same job, because there are only a few starts"""
 _CHANCE = 1e-4
-"""maximum difference between starts for a comparison; a larger difference is not due to rounding in a few steps, so no
+"""maximum difference between starts for a comparison; rounding in a few steps cannot cause a larger difference, so no
 seed is set, or half-precision values are added in varying order
 """
 
 
 class Match(StrEnum):
-    """How the losses of two training runs compare."""
+    """Result of comparing the losses of two training runs."""
 
     EXACT = "exact"
-    """bit-identical"""
+    """bitwise identical"""
     ROUNDING = "rounding"
     CHANGED = "changed"
     UNKNOWN = "unknown"
@@ -277,7 +277,7 @@ class Match(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LossMatch:
-    """Result of a comparison of losses."""
+    """Result of comparing losses, with its numbers."""
 
     match: Match
     num_steps: int
@@ -292,7 +292,7 @@ class LossMatch:
 _OF_BUCKETS = ("bucket_cap_mb", "bucket_cap_mb_list", "find_unused_parameters", "static_graph")
 """arguments of DDP that change the assignment of gradients to buckets"""
 _ORDER_OF_TWO = 2
-"""maximum number of ranks for which a sum does not depend on the order"""
+"""maximum number of ranks for which a sum does not depend on the order of additions"""
 
 
 def keeps_order(arguments: Iterable[str], world_size: int | None) -> bool:
@@ -307,12 +307,12 @@ def match_losses(as_it_is: Sequence[Losses], setting: Sequence[Losses], order_is
     """Compare the losses of training with another setting to the losses of the unchanged training, step by step.
 
         difference  |loss - unchanged loss| / |unchanged loss|, maximum over steps and ranks
-        own         the same between several starts of the unchanged training
+        own         the same difference, between several starts of the unchanged training
 
-    If two starts are bit-identical, training is deterministic, and a setting that keeps the order of additions must
-    also give bit-identical losses. With two ranks, all settings keep the order, because a + b = b + a. With more ranks,
-    a change of the buckets may change the order of additions and thus the rounding of gradients (by 2⁻²⁴ in single
-    precision). The difference of the losses grows from step to step. `order_is_kept`: see `keeps_order`.
+    If two starts are bitwise identical, training is deterministic, and a setting that keeps the order of additions must
+    give bitwise identical losses, too. With two ranks, all settings keep the order, because a + b = b + a. With more
+    ranks, a change of the buckets may change the order of additions and thus the rounding of gradients (by 2⁻²⁴ in
+    single precision). The difference of the losses grows from step to step. `order_is_kept`: see `keeps_order`.
     """
     own = [_differences(a, b) for a, b in combinations(as_it_is, 2)]
     theirs = [_differences(as_it_is[0], one) for one in setting] if as_it_is else []
@@ -341,9 +341,9 @@ def _differences(a: Losses, b: Losses) -> list[float]:
 
 
 def _of_step(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float | None:
-    """Return the largest difference between two runs' losses in a step.
+    """Return the largest difference between the losses of two runs in a step.
 
-    Returns ``None`` without losses, and ``inf`` if the runs have different numbers of losses.
+    Returns ``None`` if there are no losses, and ``inf`` if the runs have different numbers of losses.
     """
     if not any(a or b for a, b in pairs):
         return None

@@ -1,7 +1,7 @@
 """Measure the gain of advised changes: `ddpprof try` runs the job with each change and without changes.
 
-    measured gain = unchanged step × (1 - ratio), where the ratio and its 95 % interval are from `paired_ratio`. A trial
-                    is represented by its median step or, for a finding about a few long steps, by its mean step
+    measured gain = unchanged step × (1 - ratio). The ratio and its 95 % interval are from `paired_ratio`. A trial is
+                    represented by its median step or, for a finding about a few long steps, by its mean step
     confirmed     = the interval is above 0, and reaches the lower end of the predicted gain
     no difference = the interval includes 0, and its upper end is below half of the expected gain or 1 % of the step
 
@@ -66,18 +66,18 @@ class Promise:
     label: str
     """short name of the change, such as ``bucket_cap_mb=1``, or the other script"""
     code: str
-    """the change as code; empty if the finding's change has none"""
+    """the change as code; empty if the change cannot be written as code"""
     number: int | None = None
     """number of the finding in the report; ``None`` for another script given by the user"""
     rule: str = ""
     title: str = ""
     gain_ns: int | None = None
-    """expected gain, ns per step; without `predicted`, an upper bound"""
+    """expected gain, ns per step; if `predicted` is ``None``, an upper bound"""
     predicted: Predicted | None = None
     """predicted gain with its interval"""
     is_lossy: bool = False
     keeps_order: bool = True
-    """True if gradients are added in the same order and losses should be bit-identical"""
+    """True if gradients are added in the same order and losses should be bitwise identical"""
     keeps_batches: bool = True
     """False if the batches may differ, for example because of random augmentation in other workers"""
 
@@ -92,13 +92,13 @@ class TryPlan:
     """The changes to try: one for each variant of the experiment after the first, which is the unchanged job."""
 
     run: str
-    """path of the run whose findings advise the changes"""
+    """path of the run with the findings that recommend the changes"""
     promises: tuple[Promise, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TriedPromise:
-    """Result of one change. Times are ns per step."""
+    """Result of one change. Times are in ns per step."""
 
     promise: Promise
     outcome: Outcome
@@ -109,7 +109,7 @@ class TriedPromise:
     """step / step of the unchanged job"""
     losses: LossMatch | None
     more_rounds: int | None = None
-    """estimated number of further rounds needed for a verdict, if there is none"""
+    """estimated number of further rounds needed for a verdict, if there is no verdict yet"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class TryReport:
     tried: tuple[TriedPromise, ...]
     missing: tuple[str, ...]
     uses_means: bool = False
-    """True if `step_ns` and the gains are from mean steps, in order to include long steps"""
+    """True if `step_ns` and the gains are computed from mean steps, to include long steps"""
 
 
 def promise_of(number: int, finding: Finding, change: Change, world_size: int | None) -> Promise:
@@ -139,14 +139,14 @@ def promise_of(number: int, finding: Finding, change: Change, world_size: int | 
 
 
 def promise_of_script(script: str, title: str, number: int | None, finding: Finding | None) -> Promise:
-    """Return the `Promise` of another script, which follows the advice of the finding if one is given."""
+    """Return the `Promise` of another script. If a finding is given, the script follows its advice."""
     if number is None or finding is None:
         return Promise(label=script, code=script, title=title, keeps_order=False)
     return replace(_promise(script, number, finding), keeps_order=False, keeps_batches=False)
 
 
 def _promise(label: str, number: int, finding: Finding) -> Promise:
-    """Return the promise of a finding whose change keeps the losses."""
+    """Return the promise of a finding with a change that does not alter the losses."""
     return Promise(
         label=label,
         code=finding.code,
@@ -160,7 +160,7 @@ def _promise(label: str, number: int, finding: Finding) -> Promise:
 
 
 _CHANGES_ORDER = (ChangeKind.NO_SYNC, ChangeKind.COMPILATION, ChangeKind.ENVIRONMENT, ChangeKind.SWITCH)
-"""kinds of changes that add gradients or results in another order"""
+"""kinds of changes that change the order in which gradients or results are added"""
 
 
 def _label(change: Change) -> str:
@@ -213,7 +213,7 @@ class Trying:
             problem = next(
                 (result.problem for result in self.results if result.problem), "the first round has not finished"
             )
-            raise DdpprofError(f"there is nothing to compare yet: {problem}")
+            raise DdpprofError(f"there are no results to compare yet: {problem}")
         return TryReport(
             format=EXPERIMENT_REPORT_FORMAT,
             ddpprof=__version__,
@@ -304,7 +304,7 @@ def _outcome(promise: Promise, gain: _Gain, step_ns: float) -> Outcome:
 
 
 def _more_rounds(promise: Promise, gain: _Gain, num_rounds: int) -> int:
-    """Estimate how many further rounds make the interval narrow enough; its width is ~ 1/sqrt(rounds)."""
+    """Estimate how many further rounds make the interval narrow enough. Its width is proportional to 1/sqrt(rounds)."""
     if gain.low_ns is None or gain.high_ns is None:
         return max(1, ENOUGH_ROUNDS - num_rounds)
     wanted_ns = max(abs(gain.gain_ns), (promise.gain_ns or 0) / 4, 1)
@@ -338,7 +338,7 @@ def write_changes(directory: Path, plan: TryPlan) -> None:
 
 
 def keep_in_run(report: TryReport) -> Path | None:
-    """Write the measured gains into the run, and return the file; ``None`` if there are none or no run."""
+    """Write the measured gains into the run, and return the file. Returns ``None`` if there is no gain or no run."""
     run = Path(report.run)
     if not rundir.is_run(run):
         return None

@@ -53,7 +53,7 @@ from ddpprof.version import __version__
 def shortlisted(known: KnownRun, bench: Network | None, most: int, allow_lossy: bool) -> tuple[Shortlist, str | None]:
     """Choose at most `most` settings to try. If there is no prediction, also return the reason.
 
-    `bench`: a measurement of the job's own network. Raises `DdpprofError`.
+    `bench`: measurement of the job's own network. Raises `DdpprofError`.
     """
     job, modules = known.report.job, known.modules
     if not modules:
@@ -98,8 +98,8 @@ def knobs_of(module: DdpModule, job: Job, allow_lossy: bool) -> Knobs:
 def _without_search(module: DdpModule, job: Job) -> Mapping[str, bool]:
     """Return the arguments that make the search for unused parameters unnecessary; empty if there are none.
 
-    ``static_graph=True`` needs a static graph and no gradient accumulation: with it, torch fails if the first backward
-    pass reduces no gradients.
+    ``static_graph=True`` needs a static graph and no gradient accumulation: torch fails if the first backward pass with
+    this argument does not reduce gradients.
     """
     if not searches(module):
         return {}
@@ -111,7 +111,8 @@ def _without_search(module: DdpModule, job: Job) -> Mapping[str, bool]:
 NOW = 0
 """index of the variant without changes"""
 _AS_GOOD = 1.01
-"""among settings within this factor of the fastest step time, the one with the shortest code is recommended"""
+"""of all settings with a step time within this factor of the fastest, the setting with the shortest code is recommended
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class TuningPlan:
 
 
 class Fate(StrEnum):
-    """State of a setting in the experiment."""
+    """Status of a setting in the experiment."""
 
     TRIED = "tried"
     """run in all rounds so far"""
@@ -143,7 +144,7 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TriedSetting:
-    """Result of one setting. Times are ns per step."""
+    """Result of one setting. Times are in ns per step."""
 
     label: str
     code: str
@@ -182,9 +183,9 @@ class TuneReport:
     untried: tuple[Candidate, ...]
     """other settings that were considered"""
     num_distinct: int
-    """number of settings with different effects in DDP, including the unchanged job"""
+    """number of settings that have different effects in DDP, including the unchanged job"""
     num_steps: int
-    """number of steps trained, including those of the profile"""
+    """number of steps trained, including the steps of the profile"""
     exhaustive_steps: int
     """number of steps needed to run all `num_distinct` settings in all rounds"""
     missing: tuple[str, ...]
@@ -209,7 +210,7 @@ class Tuning:
         return next(result for result in self.results if result.trial == trial)
 
     def refused(self) -> set[int]:
-        """Return the variants that change the losses although they should not."""
+        """Return the variants that should not change the losses but do."""
         return {
             number
             for number in self._others
@@ -248,7 +249,7 @@ class Tuning:
         return left[0] if left else None
 
     def tune_report(self) -> TuneReport | None:
-        """Build the report; ``None`` if the unchanged job has no times, or no other variant has times."""
+        """Build the report; ``None`` unless the unchanged job and at least one other variant have times."""
         choice, rounds, fates = self.choice, self.experiment.rounds, self._fates()
         ratios = self._ratios(fates)
         now, *others = [self._tried(number, fate, ratios.get(number)) for number, fate in enumerate(fates)]
@@ -389,7 +390,7 @@ class KeptTuning(Tuning):
         if report is None:
             problem = next((result.problem for result in self.results if result.problem), None)
             raise DdpprofError(
-                f"{self.directory} has nothing to compare yet: {problem or 'the first round has not finished'}"
+                f"{self.directory} has no results to compare yet: {problem or 'the first round has not finished'}"
             )
         return report
 
@@ -422,7 +423,7 @@ def has_choice(directory: Location) -> bool:
 
 
 def _read_choice(directory: Location) -> TuningPlan:
-    absent = f"{directory} has nothing to compare yet. Continue with: ddpprof tune --resume {directory}"
+    absent = f"{directory} has no results to compare yet. Continue with: ddpprof tune --resume {directory}"
     return read_beside_plan(directory / CHOICE_FILE, TuningPlan, absent)
 
 
@@ -453,6 +454,6 @@ def is_losing(rounds: Sequence[Steps], others: Sequence[Steps], spread: float) -
 
 
 def start_spread(starts: Sequence[Steps]) -> float:
-    """Return the median step of the slowest start of a job divided by that of the fastest start, minus 1."""
+    """Return the ratio of the median steps of the slowest and the fastest start of a job, minus 1."""
     medians = [median(steps) for steps in starts if steps]
     return max(medians) / min(medians) - 1 if medians else 0.0

@@ -44,7 +44,7 @@ DDP_ARGUMENTS = (
     "skip_all_reduce_unused_params",
     "static_graph",
 )
-"""arguments that can be given as text; a test compares the list with the installed torch"""
+"""arguments of DDP that can be given as text; a test compares this list with the installed torch"""
 
 
 COMPILATIONS: Mapping[str, Sequence[str]] = {
@@ -53,7 +53,7 @@ COMPILATIONS: Mapping[str, Sequence[str]] = {
 }
 """settings of compilation → their values"""
 SWITCHES = ("sync_batch_norm", "sparse_embeddings", "detect_anomaly")
-"""what ddpprof can turn on or off in the script"""
+"""features of the script that ddpprof can turn on or off"""
 _COMMA_BETWEEN_VALUES = re.compile(r",(?![^\[]*\])")
 
 
@@ -73,7 +73,7 @@ def vary(variant: Variant, choices: Iterable[str], command: Sequence[str]) -> li
 
 
 def with_settings(variant: Variant, settings: Iterable[str], command: Sequence[str]) -> Variant:
-    """Return the variant with these settings, which are not part of its label. Raises `DdpprofError`."""
+    """Return the variant with these settings. They do not become part of its label. Raises `DdpprofError`."""
     for setting in settings:
         name, values = _split(setting)
         variant = _with(variant, name, ",".join(values), command)
@@ -86,7 +86,7 @@ def shared_by(variant: Variant, setting: str, command: Sequence[str]) -> Variant
     total = values[0]
     if len(values) > 1 or not total.isdecimal() or int(total) % variant.nproc:
         raise DdpprofError(
-            f"{setting} cannot be divided evenly among {variant.nproc} processes: give a multiple of that number"
+            f"{setting} cannot be divided evenly among {variant.nproc} processes: give a multiple of {variant.nproc}"
         )
     shared = _with(variant, name, str(int(total) // variant.nproc), command)
     return replace(shared, label=f"{setting} in total")
@@ -102,7 +102,9 @@ def _split(choice: str) -> tuple[str, list[str]]:
     name, equals, values = choice.partition("=")
     listed = [value.strip() for value in _COMMA_BETWEEN_VALUES.split(values)]
     if not equals or not name.strip("-") or not all(listed):
-        raise DdpprofError(f"{choice} does not list values. Write it as: --batch-size=32,64 or bucket_cap_mb=5,25")
+        raise DdpprofError(
+            f"{choice} has no list of values. Write, for example, --batch-size=32,64 or bucket_cap_mb=5,25"
+        )
     return name, listed
 
 

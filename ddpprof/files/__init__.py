@@ -1,6 +1,6 @@
 """Paths of local files, and of remote files that fsspec supports.
 
-Sizes are limited even where ddpprof writes only small files, because other programs may have written the file.
+Sizes are limited even for files that ddpprof writes, because another program may have written the file.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def location(text: str) -> Location:
 
 
 def local(text: str) -> Path:
-    """Return `text` as a local path, for files that grow or are renamed. Raises `DdpprofError` for a remote path."""
+    """Return `text` as a local path, for files that must be local. Raises `DdpprofError` for a remote path."""
     path = location(text)
     if isinstance(path, RemotePath):
         raise DdpprofError(
-            f"{path} is not on this machine. Write to a local folder, and copy it there when it is complete."
+            f"{path} is not on this machine. Write to a local folder, and copy the folder when it is complete."
         )
     return path
 
@@ -67,14 +67,14 @@ def identity(path: Location) -> str | None:
 
 
 _MOST_BYTES = 512 * 10**6
-"""several times larger than the files of a job with thousands of parameters and many steps"""
+"""size limit; several times larger than the files of a job with thousands of parameters and many steps"""
 
 
 def read_small(path: Path | RemotePath, most_bytes: int = _MOST_BYTES) -> bytes:
     """Return the content of a file. If the file is growing, only the part that existed when it was opened is read.
 
     Raises ``OSError`` if the file cannot be read, is a pipe or a device, or is larger than `most_bytes`. The size of a
-    remote file is only checked if a listing of its folder contained it.
+    remote file is only checked if it is known from a listing of its folder.
     """
     if isinstance(path, RemotePath):
         _refuse_large(path, path.told_size() or 0, most_bytes)

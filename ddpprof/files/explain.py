@@ -1,9 +1,8 @@
 """Explain the errors of fsspec drivers in one line, without passwords, and refuse redirects into private networks.
 
-Errors are recognized by class name, because drivers may not be installed. They are not always ``OSError``.
-
-A web server must not redirect to an address in a more private network than its own, because a public server could
-otherwise make ddpprof send requests to this machine or its network.
+Errors are recognized by class name, because drivers may not be installed. They are not always ``OSError``. A redirect
+of a web server to an address in a more private network than the server's own is refused. Otherwise, a public server
+could make ddpprof send requests to this machine or its network.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _WORLD, _NETWORK, _MACHINE = 2, 1, 0
 
 
 class InwardRedirectError(Exception):
-    """A server redirects to a more private network. The message contains the host."""
+    """A server redirects to a more private network. The message contains the target host."""
 
 
 async def client_that_stays_out(**options: Any) -> Any:
@@ -49,7 +48,7 @@ async def _look_at_redirect(_session: Any, _context: Any, answered: Any) -> None
 
 
 async def _place_of(url: str) -> int:
-    """Return how private the host is: the minimum over its addresses, or `_WORLD` if it has none."""
+    """Return how private the host is: the minimum over its addresses, or `_WORLD` if it has no address."""
     import asyncio  # imported here because it takes megabytes of memory
 
     host = urlsplit(url).hostname or ""
@@ -123,14 +122,14 @@ _LONGEST = 200
 
 _NOT_TRIED_AGAIN_S = 30
 _unreachable: dict[str, tuple[float, str]] = {}
-"""time and reason for each unreachable server, to avoid the drivers' long retries for every file on it"""
+"""time and reason for each unreachable server, so that drivers do not retry for a long time for each of its files"""
 
 
 @contextmanager
 def explained(url: str) -> Iterator[None]:
     """Convert any exception to `RemoteError`.
 
-    Raise a `RemoteError` immediately if the server was unreachable a short time ago.
+    If the server was unreachable a short time ago, raise a `RemoteError` immediately.
     """
     server = "/".join(url.split("/", 3)[:3])
     when, text = _unreachable.get(server, (-math.inf, ""))

@@ -1,10 +1,9 @@
 """Remote files and folders supported by fsspec (``s3://``, ``gs://``, ``sftp://``, ``https://``, …).
 
-`RemotePath` has the methods of ``pathlib.Path``. Every error is a `RemoteError`, regardless of the driver. A path
-caches the known facts about a file, including facts from the listing of its folder, because each query is a request.
-
-A remote file is read sequentially, in large blocks; the next block is requested while the current one is used. The
-first block is small, because often only the start of a file is needed. At most two blocks are in memory.
+`RemotePath` has the methods of ``pathlib.Path``. Every error is a `RemoteError`, regardless of the driver. Each query
+is a request, so a path caches the known facts about a file, including facts from the listing of its folder. A remote
+file is read sequentially, in large blocks. The next block is requested while the current block is used. The first block
+is small, because often only the start of a file is needed. At most two blocks are in memory.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _VERSIONS = (
     "last_modified",
     "updated",
 )
-"""names of attributes that change when the file changes, most reliable first"""
+"""names of file attributes that change when the file changes, most reliable attribute first"""
 _OF_A_PAGE = "text/html"
 _TALKATIVE = ("paramiko", "gcsfs", "azure")
 """loggers that print tracebacks of their errors"""
@@ -69,11 +68,11 @@ class RemotePath:
 
     def __init__(self, url: str, info: dict[str, Any] | None = None) -> None:
         self.url = url
-        """URL including passwords, which ``str`` leaves out"""
+        """URL including passwords; ``str`` leaves passwords out"""
         self._info = info
         self._listing: dict[str, dict[str, Any]] | None = None
         self._system: Any = None
-        """cached file system, if threads may share it; creating one may take a tenth of a second"""
+        """cached file system, if threads may share it; creating a file system may take 0.1 s"""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemotePath, (self.url, self._info)
@@ -280,12 +279,12 @@ class RemotePath:
 
 
 _NOT_THERE: dict[str, Any] = {}
-"""info of a file that is not in a listing"""
+"""information about a file that is not in a listing"""
 
 
 _FIRST_BYTES = 1 << 18
 _BLOCK_BYTES = 1 << 23
-"""block size; large, because the latency of a request equals the time to transfer some megabytes"""
+"""block size; it is large, because the latency of a request equals the time to transfer some megabytes"""
 _BUFFER_BYTES = 1 << 20
 
 
@@ -364,7 +363,7 @@ class _Stream(io.RawIOBase):
 
 
 def _reader(file: Any) -> Callable[[int], bytes]:
-    """Return a read function. For paramiko, it uses ``readv``, because ``read`` waits for a response every 32 KiB."""
+    """Return a read function. With paramiko, it uses ``readv``, because ``read`` waits for a response per 32 KiB."""
     if not hasattr(file, "readv"):
         return lambda num_bytes: bytes(file.read(num_bytes))
 

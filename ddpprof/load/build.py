@@ -40,7 +40,7 @@ from ddpprof.model import (
 from ddpprof.model.tables import HOOK_NODE
 
 _BLOCK_ROWS = 100_000
-"""number of rows per block in computations that need much memory per row"""
+"""number of rows that are processed at a time if a computation needs much memory per row"""
 
 
 def build_trace(header: Header, file: TraceRows) -> Trace:
@@ -90,7 +90,7 @@ class _Origin:
     """Launch time, phase and step of each row of a table."""
 
     launched_ns: Int64Column
-    """time at which the host launched the row, or `UNKNOWN`"""
+    """time at which the host launched the row's work, or `UNKNOWN`"""
     phase: NDArray[np.int8]
     step: Int32Column
 
@@ -136,8 +136,8 @@ def _device_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _Fo
         ]
     elif len(talk.rows) and not talk.is_known.any():
         notes.append(
-            "the trace does not show what launched its collectives: each is assigned to the step of the last kernel or "
-            "copy that began before it"
+            "the trace does not show what launched its collectives: each collective is assigned to the step of the "
+            "last kernel or copy that began before it"
         )
         origins[1] = _of_company(file, talk, (compute, origins[0]), (copies, origins[2]))
     collectives = _collectives(file, talk.rows, origins[1], _asking(file, talk))
@@ -154,7 +154,7 @@ def _device_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _Fo
 
 
 class _Queued:
-    """Rows of device work, each with the index of the host call that launched it, or `UNKNOWN`."""
+    """Rows of device work, and for each row the index of the host call that launched it, or `UNKNOWN`."""
 
     def __init__(self, file: TraceRows, rows: Rows) -> None:
         self.rows = rows
@@ -177,10 +177,10 @@ def _origin(file: TraceRows, queued: _Queued, steps: StepFinder, phases: PhaseFi
 
 
 def _of_company(file: TraceRows, talk: _Queued, *others: tuple[_Queued, _Origin]) -> _Origin:
-    """Assign each communication kernel to a step and phase, although its launch is unknown.
+    """Assign each communication kernel to a step and phase without knowing its launch.
 
-    Each kernel gets the step and phase of the last kernel or copy that began before it and whose launch is known.
-    ROCm's tracer loses the launches of communication kernels (ROCm/roctracer issue 100).
+    Each kernel gets the step and phase of the last earlier kernel or copy with a known launch. ROCm's tracer loses the
+    launches of communication kernels (ROCm/roctracer issue 100).
     """
     start = np.concatenate([file.start_ns[queued.rows[queued.is_known]] for queued, _ in others])
     phase = np.concatenate([*(origin.phase[queued.is_known] for queued, origin in others), [Phase.OTHER]])
@@ -234,9 +234,10 @@ def _asked_by(file: TraceRows, spans: Rows) -> Rows:
 def _over(file: TraceRows, spans: Rows, asked: Rows) -> Int64Column:
     """Return, for each collective, the time until which the training thread may wait for it.
 
-    This is the end of the row or, if a layer of the model starts a collective and waits for it, the end of the
-    collective. DDP's gradient hooks do not wait: the reducer waits for all buckets at the end of the backward pass.
-    Without hooks in the trace, layers and DDP cannot be distinguished, and the end of each row itself is returned.
+    If a layer of the model starts a collective and waits for it, this is the end of the collective. Otherwise, it is
+    the end of the row: DDP's gradient hooks do not wait, because the reducer waits for all buckets at the end of the
+    backward pass. If the trace has no hooks, layers and DDP cannot be distinguished, and the end of each row is
+    returned.
     """
     over = file.end_ns.copy()
     is_hook = np.array([name.endswith(HOOK_NODE) for name in file.names], np.bool_)
@@ -256,9 +257,10 @@ def _training_threads(file: TraceRows) -> IntColumn:
 
 
 def _host_collectives(file: TraceRows, steps: StepFinder, phases: PhaseFinder, spans: Rows, asked: Rows) -> Collectives:
-    """Return the collectives run by host threads, in the step and phase in which the training thread started them.
+    """Return the collectives run by host threads, with the step and phase in which the training thread started them.
 
-    `asked`: for each span, the row of its call, or `UNKNOWN`. `UNKNOWN` is a valid index, but its row is not used.
+    `asked`: for each span, the row of its call, or `UNKNOWN`. Indexing with `UNKNOWN` is allowed, but the result is not
+    used.
     """
     known = asked != UNKNOWN
     launched = np.where(known, file.start_ns[asked], UNKNOWN)
@@ -279,9 +281,9 @@ def _awaited_ends(file: TraceRows, collectives: Collectives) -> Int64Column:
 
     Collectives of the backward pass end before the optimizer starts.
 
-    A span ends only when its thread is scheduled again after the collective, which may be milliseconds late on a busy
-    machine. A span that is open when the profiler stops ends with the trace. The backward pass waits for its
-    collectives, so they have ended when the optimizer starts.
+    A span ends only when its thread is scheduled again after the collective. On a busy machine, this may be
+    milliseconds late. If a span is still open when the profiler stops, it ends with the trace. The backward pass waits
+    for its collectives, so they have ended when the optimizer starts.
     """
     forwards, optimizers = file.marked(Mark.FORWARD), file.marked(Mark.OPTIMIZER)
     on_training_thread = np.isin(file.lane[optimizers], file.lane[forwards])
@@ -307,7 +309,7 @@ def _work(file: TraceRows, rows: Rows, origin: _Origin, kernel: Int32Column | No
 def _collectives(file: TraceRows, rows: Rows, origin: _Origin, asking: Rows | None = None) -> Collectives:
     """Build the table of collectives. Details missing in a row are taken from the op that launched it.
 
-    `asking`: row of that op for each of `rows`, or `UNKNOWN`.
+    `asking`: for each of `rows`, the row of the op that launched it, or `UNKNOWN`.
     """
     order = np.argsort(file.start_ns[rows], kind="stable")
     asking = np.full(len(rows), UNKNOWN, np.int64) if asking is None else asking[order]
@@ -345,20 +347,23 @@ def _host_spans(file: TraceRows, steps: StepFinder) -> HostSpans:
 
 
 def _notes_on_collectives(file: TraceRows, collectives: Collectives) -> list[str]:
-    """Return a note if host collectives were still open when the profiler stopped; the trace ends them at that time."""
+    """Return a note if host collectives were still running when the profiler stopped.
+
+    In the trace, these collectives end when the profiler stops.
+    """
     on_host = set(file.name[file.rows(Role.HOST_COLLECTIVE)].tolist())
     if file.window_end_ns is None or not on_host:
         return []
     num_open = int(np.count_nonzero(collectives.end_ns == file.window_end_ns))
     if not num_open:
         return []
-    return [f"{num_open} collective(s) were still running when the profiler stopped: they end too late in the trace"]
+    return [f"{num_open} collective(s) were still running when the profiler stopped. In the trace, they end too late"]
 
 
 def _notes_on_device(file: TraceRows, header: Header, on_device: bool) -> list[str]:
     if file.num_devices > 1:
         return [
-            f"the rank's kernels ran on {file.num_devices} accelerators, which only the devices table distinguishes"
+            f"the rank's kernels ran on {file.num_devices} accelerators. Only the devices table shows them separately"
         ]
     if on_device or not (header.has_device or file.num_launches):
         return []

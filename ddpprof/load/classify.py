@@ -1,7 +1,7 @@
 """Classify the events of a trace by category and name.
 
 The category determines whether an event is device work. The name determines the meaning of a kernel or host span. The
-`stream` argument is not used, because Triton's host ops and rows such as `Context Sync` also have one.
+`stream` argument does not indicate device work, because Triton's host ops and `Context Sync` rows also have it.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ class Identity:
     name: str
     role: Role
     is_op: bool = False
-    """whether its thread computes while it runs"""
+    """whether the thread computes while the event runs"""
     mark: Mark | None = None
     kind: CollectiveKind | None = None
     """kind of a collective or of a ``c10d::`` call; ``None`` for other events"""
 
 
 class IdentityColumns:
-    """Properties of identities as arrays, by the index of the identity; `UNKNOWN` stands for ``None``."""
+    """Properties of identities as arrays, indexed by identity. `UNKNOWN` stands for ``None``."""
 
     def __init__(self, identities: Sequence[Identity]) -> None:
         self.role = np.array([one.role for one in identities], np.int8)
@@ -234,7 +234,7 @@ def is_communication_kernel(name: str) -> bool:
 
 
 def collective_kind(name: str) -> CollectiveKind:
-    """Return the kind of collective for the name of a kernel or ``c10d::`` op, or a ``Collective name`` argument."""
+    """Return the kind of collective that a kernel's name, a ``c10d::`` op or a ``Collective name`` argument denotes."""
     letters = re.sub(r"[^a-z]", "", _without_parameters(name).lower())
     return next((kind for part, kind in _KINDS if part in letters), CollectiveKind.OTHER)
 
@@ -246,7 +246,10 @@ def element_bytes(dtype: str) -> int:
 
 
 def _without_parameters(kernel: str) -> str:
-    """Return the name of a C++ kernel without template and function parameters, which may name other types."""
+    """Return the name of a C++ kernel without its template and function parameters.
+
+    The parameters may contain names of other types.
+    """
     return kernel.replace("(anonymous namespace)", "").partition("(")[0].partition("<")[0]
 
 

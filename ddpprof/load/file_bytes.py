@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one trace file. The defaults are several times larger than the longest recordings need."""
+    """Limits for one trace file. The defaults are several times larger than the longest recordings need."""
 
     inflated_bytes: int = 64 * 10**9
-    """size of its JSON; 10 GB is already large for one rank"""
+    """size of the JSON; 10 GB is already large for one rank"""
     events: int = 500_000_000
     inflation: int = 300
-    """ratio of JSON size to file size, checked after the first GB: up to 50 for traces, 1000 for a gzip bomb"""
+    """ratio of JSON size to file size, checked after the first GB: up to 50 in traces, and 1000 in a gzip bomb"""
     whole_bytes: int = 2 * 10**9
-    """size of its JSON if its layout does not allow reading in batches, which takes several times as much memory"""
+    """size of the JSON if it cannot be read in batches; reading it as a whole takes several times as much memory"""
     keys_bytes: int = 256 * 10**6
     """size of the text before and after the events, which is read in one piece"""
     files: int = 20_000
@@ -50,7 +50,7 @@ class Limits:
 
     @classmethod
     def chosen(cls, trace_gb: float | None, events: int | None, files: int | None = None) -> Limits:
-        """Return the default limits, replaced by the user's values where given.
+        """Return the limits that the user has given, and the defaults of all other limits.
 
         If the user gives a size, any compression ratio is allowed.
         """
@@ -72,14 +72,14 @@ MAX_TRACE_OPTION, MAX_EVENTS_OPTION, MAX_FILES_OPTION = "--max-trace-gb", "--max
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_BYTES = 2 << 20
-"""more than a batch allocates at a time; otherwise, each batch would use a new mapping that must be zeroed"""
+"""larger than any single allocation of a batch; otherwise, the system would map and zero new memory for each batch"""
 _TRIM_BYTES = 4 << 20
 
 
 def give_back_large_arrays() -> None:
     """Make glibc return large arrays to the system when they are freed, instead of keeping their memory for reuse.
 
-    The setting applies to the whole process, so only commands may call this. Without glibc, this does nothing.
+    The setting applies to the whole process, so only commands may call this function. Without glibc, it does nothing.
     """
     with suppress(OSError, AttributeError, TypeError):
         libc = ctypes.CDLL(None)
@@ -121,7 +121,7 @@ class Stream(Protocol):
 
 @contextmanager
 def telling(told: Callable[[int], None]) -> Iterator[None]:
-    """Within the context, call `told` repeatedly with the number of bytes that have been read from a file."""
+    """Within the context, call `told` regularly with the number of bytes that have been read from a file."""
     token = _told.set(told)
     try:
         yield
@@ -173,7 +173,7 @@ def _zstd(path: Location) -> ModuleType:
 
 
 class _Checked:
-    """A stream whose `read` raises `UnreadableError` if data is damaged or exceeds the limits."""
+    """A stream. Its `read` raises `UnreadableError` if data is damaged or exceeds the limits."""
 
     def __init__(
         self, stream: Stream, method: str, damages: tuple[type[Exception], ...], limits: Limits, file: IO[bytes]
@@ -189,7 +189,7 @@ class _Checked:
             chunk = self._stream.read(num_bytes)
         except self._damages as error:
             what = "is truncated" if isinstance(error, EOFError) else f"is damaged ({error})"
-            raise UnreadableError(f"{what}: its {self._method} data cannot be read completely") from error
+            raise UnreadableError(f"{what}: its {self._method} data is damaged or incomplete") from error
         self._num_bytes += len(chunk)
         if (told := _told.get()) is not None:
             told(self._file.tell())
@@ -207,7 +207,7 @@ class _Checked:
 
 
 def read_whole(stream: Stream, limits: Limits) -> bytearray:
-    """Read a whole file whose layout does not allow reading it in pieces."""
+    """Read a file as a whole. Some files have a layout that cannot be read in pieces."""
     text = bytearray()
     while chunk := stream.read(1 << 20):
         text += chunk
@@ -223,7 +223,8 @@ _WAITS_FOR_PARENT = "ddpprof-waits-for-parent"
 def start_context() -> ForkContext | SpawnContext:
     """Return the multiprocessing context for helper processes.
 
-    Forking is fast and shares unchanged memory, but may deadlock in a process with threads.
+    Forking is fast and shares unchanged memory. It is not used if the process has other threads, because it may
+    deadlock.
     """
     may_hang = _has_other_threads() or "torch" in sys.modules
     if sys.platform == "linux" and not may_hang:
@@ -246,7 +247,7 @@ def begin_reading_process() -> None:
 def send_with_arrays(connection: Connection, result: object) -> None:
     """Send a result without copying its arrays.
 
-    If they were pickled together with the result, they would be in memory twice.
+    Arrays that are pickled together with the result would be in memory twice.
     """
     buffers: list[pickle.PickleBuffer] = []
     rest = pickle.dumps(result, protocol=5, buffer_callback=buffers.append)

@@ -7,7 +7,8 @@
         B MEMCPY_OUT_FUSION_BUFFER … E
     E
 
-If a job is killed, the last event is incomplete. Old versions never close the array. Names are not escaped.
+If a job is killed, the last event is incomplete. Old versions never close the array. Names in the timeline are not
+escaped.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _RANK = re.compile(r"\d{1,7}")
 _MOST_US = 1 << 53
 """upper limit of plausible times, in µs (285 years)"""
 _TRIES = 50
-"""number of closing braces, from the end, at which to try to end a truncated file"""
+"""if a file is truncated, ddpprof tries to end it at each of this many closing braces, from the last one backwards"""
 _COLLECTIVE = re.compile(
     r"(NCCL|GLOO|MPI|CCL|DDL)_(?:\w+_)?(?:ALLREDUCE|ALLGATHERV?|BCAST|ALLTOALLV?|REDUCE_?SCATTER|REDUCE)"
 )
@@ -51,9 +52,9 @@ class TensorOp:
 
     tensor: str
     is_reduction: bool
-    """whether it is an all-reduce"""
+    """whether the collective is an all-reduce"""
     negotiated: tuple[int, int] | None
-    """start and end of the negotiation, at which all ranks have the tensor; ``None`` if not in the timeline"""
+    """start and end of the negotiation; all ranks have the tensor at its end; ``None`` if it is not in the timeline"""
     ready_ns: dict[int, int]
     """rank → time at which rank 0 learned that this rank has the tensor; empty for a hit in Horovod's response cache"""
     start_ns: int
@@ -136,7 +137,7 @@ def _events(text: bytes) -> tuple[list[_Event], bool]:
             return _decode(text[:end] + b"]"), end < len(text)
         except msgspec.DecodeError:
             end = text.rfind(b"}", 0, max(0, end - 1)) + 1
-    raise msgspec.DecodeError("there is no complete event near its end")
+    raise msgspec.DecodeError("there is no complete event near the end of the file")
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ from ddpprof.model.tables import moved
 def cut_out(
     start_ns: Int64Column, end_ns: Int64Column, holes: Spans
 ) -> tuple[Int64Column, Int64Column, NDArray[np.int64]]:
-    """Cut holes out of spans, which may overlap. Return the start, end and span index of each remaining piece."""
+    """Cut holes out of spans. Spans may overlap. Return the start, end and span index of each remaining piece."""
     first = np.searchsorted(holes.end_ns, start_ns, side="right")
     num_holes = np.searchsorted(holes.start_ns, end_ns, side="left") - first
     whole, cut = np.flatnonzero((num_holes <= 0) & (end_ns > start_ns)), np.flatnonzero(num_holes > 0)
@@ -44,7 +44,7 @@ def cut_out(
 def _pieces(
     start_ns: Int64Column, end_ns: Int64Column, first: NDArray[np.int64], num_holes: NDArray[np.int64], holes: Spans
 ) -> tuple[Int64Column, Int64Column, NDArray[np.int64]]:
-    """Return the pieces of spans that each have `num_holes` holes, starting with the hole at index `first`."""
+    """Return the pieces of spans with holes. `first`: index of each span's first hole. `num_holes`: number of holes."""
     num_pieces = num_holes + 1
     owner = np.repeat(np.arange(len(start_ns)), num_pieces)
     piece = np.arange(len(owner)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
@@ -64,10 +64,10 @@ def compute_pieces(
     is_call: NDArray[np.bool_],
     awaited_ns: Int64Column,
 ) -> tuple[Int64Column, Int64Column, NDArray[np.int64]]:
-    """Return compute on host threads: the outermost ops, without their ``c10d::`` calls and the waits for these calls.
+    """Return compute on host threads: the outermost ops, without ``c10d::`` calls and the time spent waiting for them.
 
-    `awaited_ns`: for each call, the end of the wait. The result is the start and end of each piece and the row of its
-    op; pieces of one thread are disjoint.
+    `awaited_ns`: for each call, the end of the wait. Returns the start and end of each piece, and the row of its op.
+    The pieces of a thread do not overlap.
     """
     starts, ends, rows = [], [], []
     for ops in by_thread(outermost(start_ns, end_ns, thread), thread):
@@ -87,8 +87,8 @@ def awaited_until(
 ) -> Int64Column:
     """Return, for each op, the time until which its thread waits for it.
 
-    For a ``c10d::`` call, this is the end of its collective (`over_ns`) or the start of the thread's next op, whichever
-    is earlier, but not before the end of the call. For any other op, it is the end of the op.
+    For a ``c10d::`` call, this is the earlier of two times: the end of its collective (`over_ns`), and the start of the
+    thread's next op. It is never before the end of the call. For any other op, it is the end of the op.
     """
     awaited = end_ns.copy()
     for number in np.unique(thread[is_call]).tolist():
@@ -100,7 +100,7 @@ def awaited_until(
 
 
 def positions(op: NDArray[np.int64], name: Int32Column, step: Int32Column) -> Int32Column:
-    """Return, for each piece of an op (in time order), how many ops of the same name precede the op in its step."""
+    """Return, for each piece of an op (in time order), the number of earlier ops with the same name in its step."""
     order = np.lexsort((step, name)).astype(np.int32)  # stable, so that the time order is kept
     name, step, op = name[order], step[order], op[order]
     begins = np.ones(len(op), np.bool_)
@@ -118,8 +118,9 @@ def match_calls(
 ) -> NDArray[np.int64]:
     """Return, for each collective run by host threads, the index of the call that started it, or `UNKNOWN`.
 
-    Collectives are matched to calls of the same kind in order of their start; several threads run them, so the order
-    is not always exact. A collective that begins before the next unmatched call was started before profiling began.
+    Collectives are matched to calls of the same kind in order of their start. Several threads run collectives, so the
+    order is not always exact. If a collective begins before the next unmatched call, it was started before profiling
+    began.
     """
     matched = np.full(len(span_start_ns), UNKNOWN, np.int64)
     for kind in np.unique(span_kind):
@@ -140,7 +141,7 @@ Index = NDArray[np.int64]
 def launch_of(correlation: Int64Column, launch_correlation: Int64Column, launch_start_ns: Int64Column) -> Index:
     """Return, for each kernel, the index of the first launch with the same correlation ID, or `UNKNOWN`.
 
-    Several kernels may share one launch, such as the launch of a CUDA graph.
+    Several kernels may share one launch, for example the launch of a CUDA graph.
     """
     if not len(launch_correlation):
         return np.full(len(correlation), UNKNOWN, np.int64)
@@ -153,7 +154,7 @@ def launch_of(correlation: Int64Column, launch_correlation: Int64Column, launch_
 def holder_of(
     time_ns: Int64Column, thread: Int64Column, start_ns: Int64Column, end_ns: Int64Column, span_thread: Int64Column
 ) -> Index:
-    """Return, for each time on a thread, the index of the span that began last, or `UNKNOWN` if that span has ended."""
+    """Return, for each time on a thread, the index of the span that began last, or `UNKNOWN` if it has ended."""
     found = np.full(len(time_ns), UNKNOWN, np.int64)
     for number in np.unique(thread).tolist():
         rows, spans = np.flatnonzero(thread == number), np.flatnonzero(span_thread == number)
@@ -226,8 +227,9 @@ class PhaseFinder:
 def steps_from_forwards(forward_starts_ns: Int64Column, optimizer_starts_ns: Int64Column, last_ns: int) -> list[Step]:
     """Return the steps of a trace without ``ProfilerStep#`` marks. A step begins with a DDP forward pass.
 
-    If the trace has optimizer steps, a forward pass begins a step only if an optimizer step has begun since the
-    previous forward pass, because several forward passes may belong to one update. The last step ends with the trace.
+    Several forward passes may belong to one update of the parameters. If the trace has optimizer steps, a forward pass
+    therefore begins a step only if an optimizer step has begun since the previous forward pass. The last step ends with
+    the trace.
     """
     starts = np.sort(forward_starts_ns)
     if len(optimizer_starts_ns):
@@ -242,7 +244,7 @@ _TableT = TypeVar("_TableT", Work, Collectives, HostSpans)
 
 
 def join_cycles(traces: Sequence[Trace]) -> tuple[Trace, tuple[str | None, ...]]:
-    """Join the traces of a profiler's cycles on the clock of the earliest trace.
+    """Join the traces of a profiler's cycles, using the clock of the earliest trace.
 
     Also return, for each trace, the reason why it is left out, or ``None``. Cycles follow each other in time and
     continue the step numbers. A trace that overlaps another trace or repeats a step number is from another run.
@@ -265,7 +267,7 @@ def join_cycles(traces: Sequence[Trace]) -> tuple[Trace, tuple[str | None, ...]]
 
 
 def _shifts(traces: Sequence[Trace]) -> list[int]:
-    """Return the offset in ns to add to each trace's times. Old traces have no epoch; their times are absolute."""
+    """Return the offset in ns to add to each trace's times. Old traces have no epoch, and their times are absolute."""
     epochs = [trace.epoch_ns for trace in traces]
     known = [epoch for epoch in epochs if epoch is not None]
     if len(known) < len(epochs):
@@ -297,7 +299,10 @@ def _objection(before: Trace, trace: Trace) -> str | None:
 
 
 def _counted_on(before: Trace, trace: Trace) -> Trace:
-    """Continue the step numbers of `before` if neither trace states step numbers, so that both are counted from 0."""
+    """Continue the step numbers of `before` if neither trace states step numbers.
+
+    The steps of such traces are counted from 0.
+    """
     if not (before.steps and before.steps_are_counted and trace.steps_are_counted):
         return trace
     first = before.steps[-1].number + 1
@@ -346,7 +351,7 @@ _NameT = TypeVar("_NameT")
 
 
 def _merged(before: Iterable[_NameT], after: Iterable[_NameT]) -> tuple[tuple[_NameT, ...], np.ndarray]:
-    """Return the union of two lists of names, and the index in the union of each name in `after`."""
+    """Return the union of two lists of names, and the index of each name of `after` in the union."""
     index = {name: number for number, name in enumerate(before)}
     where = [index.setdefault(name, len(index)) for name in after]
     return tuple(index), np.array(where, np.int32)

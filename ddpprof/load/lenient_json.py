@@ -1,6 +1,6 @@
 """Read slightly invalid JSON, and convert times from microseconds to nanoseconds.
 
-Kineto may write invalid JSON, and tools that rewrite traces change types: times are floats, decimal numbers or text.
+Kineto may write invalid JSON. Tools that rewrite traces change types, so times may be floats, decimal numbers or text.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def as_int(value: object) -> int | None:
 
 
 def integers(values: Sequence[object]) -> Int64Column:
-    """Return the values as integers. Values that are not integers become 0; in nearly all files, there are none."""
+    """Return the values as integers. Values that are not integers become 0. Nearly all files have only integers."""
     if set(map(type, values)) == {int}:
         try:
             return np.array(values, np.int64)
@@ -76,7 +76,7 @@ def integers(values: Sequence[object]) -> Int64Column:
 
 
 EXACT_FLOAT_US = 2.0**43
-"""102 days: below this, float64 microseconds are exact to the nanosecond, because half their spacing is 0.49 ns"""
+"""102 days: up to this time, float64 microseconds are exact to the nanosecond, because half their spacing is 0.49 ns"""
 
 LARGEST_US = 4.6e15
 """146 years, half of what int64 nanoseconds can hold, so that the sum of a start and a duration fits"""
@@ -122,10 +122,12 @@ def nanoseconds_of_texts(times_us: Sequence[msgspec.Raw]) -> Int64Column:
 
 
 def _of_equal_layout(texts: Sequence[bytes]) -> Int64Column | None:
-    """Convert texts of equal length and with the decimal point in the same place; return ``None`` for other texts.
+    """Convert texts that have the same length and the decimal point at the same position.
 
-    At most three decimals are supported. Nearly all batches are of this kind, and converting them together is much
-    faster.
+    Returns ``None`` for other texts.
+
+    At most three decimals are supported. In nearly all batches, the texts are of this kind, and converting them
+    together is much faster.
     """
     lengths = set(map(len, texts))
     if len(lengths) != 1:

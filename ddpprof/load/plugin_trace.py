@@ -1,7 +1,7 @@
 """Rewrite a trace so that TensorBoard's profiler plugin (torch-tb-profiler 0.4.3) shows the numbers of the report.
 
-The plugin is no longer developed and misreads new traces: it recognizes CUDA runtime calls by a category that is no
-longer written, counts collectives twice, and counts NCCL kernels as computation. Each function below corrects one of
+The plugin is no longer maintained and misreads new traces: it recognizes CUDA runtime calls by a category that PyTorch
+no longer writes, counts collectives twice, and counts NCCL kernels as computation. Each function below corrects one of
 these errors. Events that must not be counted are given a category unknown to the plugin. The plugin's trace view still
 shows them.
 """
@@ -83,7 +83,7 @@ def _decode(text: bytes, number: type[float | Decimal]) -> Any:
 
 
 class _Copy:
-    """The events to write, with their identities and their times on the clock of the view."""
+    """The events to write, with their identities. Times are on the clock of the view."""
 
     def __init__(self, events: list[_Event], shift_ns: int) -> None:
         for event in events:
@@ -149,8 +149,8 @@ def _set_id(event: _Event, number: int) -> None:
 def _use_known_categories(copy: _Copy) -> None:
     """Give events categories that the plugin supports.
 
-    The plugin counts data loading only if it is an op. Annotations on the device are hidden, because they repeat the
-    annotations on the host.
+    The plugin counts data loading only if its category is that of an op. Device annotations are hidden, because they
+    repeat the host annotations.
     """
     for row, (event, what) in enumerate(zip(copy.events, copy.identities, strict=True)):
         category = str(event.get("cat") or "").lower()
@@ -169,7 +169,7 @@ def _use_known_categories(copy: _Copy) -> None:
 
 
 def _link_kernels_to_launches(copy: _Copy) -> None:
-    """Give launches and kernels the ``External id`` of their op, by which the plugin finds the op of a kernel."""
+    """Give launches and kernels the ``External id`` of their op. The plugin uses it to find the op of a kernel."""
     ops = {_id(event) for event, what in zip(copy.events, copy.identities, strict=True) if what.is_op}
     of_launch = {}
     for row in copy.rows(Role.LAUNCH):
@@ -201,7 +201,10 @@ def _mark_steps(copy: _Copy, view: PluginView) -> None:
 
 
 def _take_calls_out_of_ops(copy: _Copy) -> None:
-    """Hide everything but compute on CPU: the ops of the training threads, minus the ``c10d::`` calls in them."""
+    """On CPU, hide all events that are not compute.
+
+    Compute is the training threads' ops without the ``c10d::`` calls in them.
+    """
     threads: dict[object, list[int]] = {}
     training = set()
     for row, what in enumerate(copy.identities):
@@ -241,7 +244,7 @@ def _times(copy: _Copy, rows: list[int]) -> tuple[Int64Column, Int64Column]:
 
 
 def _mark_collectives(copy: _Copy, view: PluginView) -> None:
-    """Mark collectives: a host span by its category, a kernel by an annotation with its own ``External id``."""
+    """Mark collectives: host spans by category, and kernels by an annotation with the kernel's ``External id``."""
     launches = {_correlation(copy.events[row]): row for row in copy.rows(Role.LAUNCH)}
     num_begun: Counter[int] = Counter()
     for row in _communication(copy):
@@ -276,14 +279,17 @@ def _communication(copy: _Copy) -> list[int]:
 
 
 def _message(shown: PluginCollective) -> dict[str, Any]:
-    """Return arguments that encode the message size, because the plugin computes it from input shapes and types."""
+    """Return arguments from which the plugin computes the message size: input shapes and types."""
     if shown.num_bytes is None:
         return {"Input Dims": [], "Input type": []}
     return {"Input Dims": [[shown.num_bytes]], "Input type": ["unsigned char"]}
 
 
 def _move_to_zero(copy: _Copy) -> int:
-    """Shift all times to start at 0, so that the plugin's floats have nanosecond resolution. Return the shift in ns."""
+    """Shift all times so that they start at 0, and return the shift in ns.
+
+    The plugin stores times as floats, which have nanosecond resolution only for small values.
+    """
     base_ns, _ = copy.extent()
     for event, start_ns, end_ns in zip(copy.events, copy.start_ns, copy.end_ns, strict=True):
         if event.get("ph") != "M" and event.get("ts") is not None:

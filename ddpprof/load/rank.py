@@ -1,7 +1,7 @@
 """Load the files of one rank into a `Rank`: the record and trace written by ddpprof, or traces alone.
 
-Traces written by the user's own profiler may have any name; `find_traces` determines the rank of each. Supported files
-of other tools are registered here, and a module in ``topics`` reads them.
+Traces written by the user's own profiler may have any name; `find_traces` determines the rank of each trace. Supported
+files of other tools are registered here, and a module in ``topics`` reads them.
 """
 
 from __future__ import annotations
@@ -43,11 +43,13 @@ def load_other_file(path: Location) -> OtherFile | None:
 
 def why_alone(path: Location) -> str | None:
     """Return the message for a file of another tool among several traces, or ``None`` for any other file."""
-    return next((f"{path} is a {what}; give only this file" for what, is_one, _ in _FILES if is_one(path)), None)
+    return next(
+        (f"{path} is a {what}. To read it, give only this file" for what, is_one, _ in _FILES if is_one(path)), None
+    )
 
 
 _LEAST, _MOST = 1e-12, 1e12
-"""limits of sizes and of times in seconds; fits and plots overflow outside of them"""
+"""limits of sizes and of times in seconds; fits and plots overflow outside these limits"""
 
 
 def load_times(path: Location) -> TimesTable:
@@ -96,19 +98,19 @@ _WORKER_IN_NAME = re.compile(r"(.+)\.\d{10,}\.pt\.trace\.json(?:\.gz|\.zst)?")
 
 _MOST_NAMED = 4
 _READERS = 8
-"""number of threads that read files, which may be remote; SSH servers refuse some of more than ten connections"""
+"""number of threads that read files, which may be remote; SSH servers refuse some connections beyond ten"""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundTraces:
-    """Trace files by rank, sorted by name. The messages are about files left out, and ranks that had to be assumed."""
+    """Trace files by rank, sorted by name. The messages name files that are left out and ranks that are assumed."""
 
     ranks: dict[int, tuple[Location, ...]]
     missing: tuple[str, ...]
 
 
 def find_traces(paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS) -> FoundTraces:
-    """Find the traces among the files, and their ranks. In most cases, only the start of each file is read."""
+    """Find the traces among the files, and their ranks. Usually, only the start of each file is read."""
     paths = sorted(paths, key=spelled)
     with ThreadPoolExecutor(_READERS) as readers:
         stated = dict(zip(paths, readers.map(partial(_stated, limits=limits), paths), strict=True))
@@ -154,8 +156,8 @@ def _of_one_job(headers: Mapping[Location, Header]) -> tuple[dict[Location, Head
     for size in sorted(sizes - {chosen}, key=lambda size: size or 0):
         names = [path.name for path, header in headers.items() if header.world_size == size]
         left_out.append(
-            f"left out: {listed(names, _MOST_NAMED)}: from a job of {size} rank{'s' if size != 1 else ''}, "
-            f"but the other traces are from a job of {chosen}"
+            f"left out: {listed(names, _MOST_NAMED)}: from a job with {size} rank{'s' if size != 1 else ''}, but the "
+            f"other traces are from a job with {chosen}"
         )
     return {path: header for path, header in headers.items() if header.world_size in (chosen, None)}, left_out
 
@@ -194,10 +196,10 @@ def worker_of(name: str) -> str | None:
 
 
 _NO_KERNELS = (
-    "its trace is left out: it has no kernels although the rank trains on {device}, and host times do not measure "
+    "its trace is left out: it has no kernels, although the rank trains on {device}. Host times do not measure "
     "computation on a device. Another profiler (nsys, ncu, DCGM) may have been using the device, or only "
-    "administrators may be allowed to profile it (in NVIDIA's driver, NVreg_RestrictProfilingToAdminUsers=0 allows "
-    "all users)"
+    "administrators may be allowed to profile it (in NVIDIA's driver, NVreg_RestrictProfilingToAdminUsers=0 allows all "
+    "users)"
 )
 
 
@@ -206,7 +208,7 @@ class RankFiles:
     """The files of one rank."""
 
     rank: int | None
-    """``None`` for a single trace, whose rank is read from the file"""
+    """``None`` for a single trace; the rank is then read from the file"""
     traces: tuple[Location, ...]
     """files sorted by name; several files are cycles of the same profiler"""
     directory: Location | None = None
@@ -285,7 +287,7 @@ def _rank_of_traces(rank: int, paths: Sequence[Location], limits: Limits, num_pr
     why = {name: "is from another process" for index, name in enumerate(names) if index not in mine}
     why |= {names[index]: reason for index, reason in zip(mine, objections, strict=True) if reason}
     kept = next(names[index] for index in mine if names[index] not in why)
-    missing += [f"left out: {name} is from rank {rank}, as is {kept}, and {reason}" for name, reason in why.items()]
+    missing += [f"left out: {name} is from rank {rank}, like {kept}, and {reason}" for name, reason in why.items()]
     return LoadedRank(Rank(rank, joined, None), tuple(missing), is_whole=len(traces) == len(paths))
 
 
@@ -296,7 +298,7 @@ def _recorded_rank(files: RankFiles, directory: Location, limits: Limits, num_pr
     try:
         record = load_record(directory, rank)
         if record is None:
-            missing.append(f"rank {rank}: {facts_file(rank)} is missing; it contains DDP's arguments and buckets")
+            missing.append(f"rank {rank}: {facts_file(rank)} is missing, so DDP's arguments and buckets are unknown")
     except BadRecordError as error:
         missing.append(f"rank {rank}: {error}")
         record, is_whole = error.record, False
@@ -311,7 +313,7 @@ def _recorded_rank(files: RankFiles, directory: Location, limits: Limits, num_pr
             missing.append(f"rank {rank}: {error}")
             is_whole = False
     elif files.expects_trace and (record is None or record.profiles):
-        missing.append(f"rank {rank} left no trace: {_why_no_trace(record)}")
+        missing.append(f"rank {rank} wrote no trace: {_why_no_trace(record)}")
     if trace is not None and record is not None and record.device in WITH_KERNELS and trace.device == "cpu":
         missing.append(f"rank {rank}: {_NO_KERNELS.format(device=record.device)}")
         trace = None

@@ -41,7 +41,7 @@ from ddpprof.rundir import (
 )
 
 _MOST_STEPS_BYTES = 4 * 10**9
-"""maximum size of a rank's step file; a million steps take 2 GB"""
+"""maximum size of a rank's step file; 1 million steps take 2 GB"""
 _BAD_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -99,7 +99,7 @@ def _has_sound_buckets(module: DdpModule) -> bool:
 
 
 def _load_crash(path: Location) -> dict[str, str | bool | None]:
-    """Return the place where a signal such as SIGABRT ended the rank, as fields of `Record`; empty without a signal."""
+    """Return where in the code a signal such as SIGABRT ended the rank, as fields of `Record`; empty if none did."""
     try:
         text = read_small(path).decode("utf-8", "replace")
     except OSError:
@@ -149,7 +149,7 @@ def _load_steps(path: Location) -> tuple[tuple[RecordedStep, ...], str | None]:
 
 
 Losses = tuple[tuple[float, ...], ...]
-"""for each step from the first, the losses: the scalars on which ``backward()`` was called"""
+"""the losses of each step from the first on: the scalars on which ``backward()`` was called"""
 
 
 def load_losses(directory: Location, rank: int) -> Losses | None:
@@ -162,10 +162,7 @@ def load_losses(directory: Location, rank: int) -> Losses | None:
 
 
 def shown_attempt(attempts: Mapping[int, Location]) -> int:
-    """Return the number of the last attempt with recorded steps.
-
-    If there is none, return the number of the last attempt with files.
-    """
+    """Return the number of the last attempt with recorded steps or, if there is none, the last attempt with files."""
     with_steps = [number for number, path in attempts.items() if _has_steps(path)]
     with_ranks = [number for number, path in attempts.items() if ranks_in(path)]
     return max(with_steps or with_ranks, default=0)
@@ -267,7 +264,7 @@ def _what_is_wrong(bench: NetBench) -> str | None:
     if bench.collective not in _COLLECTIVES:
         return f"its collective is {bench.collective[:40]!r}"
     if bench.world_size < 2 or len(bench.hosts) != bench.world_size:
-        return f"it has {bench.world_size} ranks on {len(bench.hosts)} hosts"
+        return f"it has a world size of {bench.world_size} and {len(bench.hosts)} host names"
     if not bench.sizes:
         return "no size was measured"
     for tables_of in (bench.sizes, bench.concurrent, bench.beside):
@@ -359,7 +356,10 @@ def _devices(using: Iterable[tuple[str, list[str]]], kind: str) -> tuple[str, ..
 
 
 def _transports(lines: Iterable[str]) -> Mapping[str, int]:
-    """Return the number of channels per transport. Receiving ends are not counted, because other ranks log them."""
+    """Return the number of channels per transport.
+
+    Only sending ends are counted, because other ranks log the receiving ends.
+    """
     sends = (match[2] for match in _matches(_CHANNEL, lines) if match[1] is None)
     return dict(Counter(map(_transport, sends)).most_common())
 

@@ -1,6 +1,6 @@
 """Load a run directory, a folder of traces, or one trace file into a `Run`.
 
-`find_ranks` finds the files, and reads almost none of their content. `load_rank` reads one rank independently of other
+`find_ranks` finds the files and reads very little of their content. `load_rank` reads one rank independently of other
 ranks, so that several processes or machines can share the work. `complete` adds the information that depends on all
 ranks.
 """
@@ -47,11 +47,11 @@ from ddpprof.rundir import (
 def load_whole_run(
     files: Sequence[RankFiles], left_out: Container[int] = ()
 ) -> tuple[WholeRun | None, tuple[str, ...]]:
-    """Return the history of the whole training, and messages about pulses that cannot be read.
+    """Return the history of the whole training, and messages about pulse files that cannot be read.
 
-    The history is ``None`` if no rank left a pulse. Only the lowest rank has a history over time, because DDP
-    synchronizes the ranks. Slowdowns are read from the file that the launcher wrote while the job ran or, without this
-    file, derived from the pulses. `left_out`: ranks that are not read.
+    The history is ``None`` if no rank wrote a pulse file. Only the lowest rank has a history over time, because DDP
+    synchronizes the ranks. Slowdowns are read from the file that the launcher wrote while the job ran. Without this
+    file, they are derived from the pulse files. `left_out`: ranks that are not read.
     """
     folders = list(dict.fromkeys(one.directory for one in files if one.directory is not None))
     there = {folder: frozenset(pulses_in(folder)) for folder in folders}
@@ -102,8 +102,8 @@ class RunFiles:
     """the run, without its ranks"""
     ranks: tuple[RankFiles, ...]
     is_part: bool = False
-    """whether this is a part of a run whose hosts do not share a file system, other than the part with the main
-    ``run.json``
+    """whether this is an additional part of a run without a shared file system; the main ``run.json`` is in another
+    part
     """
 
 
@@ -157,15 +157,16 @@ def find_parts(paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS) -> Ru
         ids = {one.run_id for one in part.ranks}
         if None in ids or ids != {one.run_id for one in found[0].ranks}:
             raise NotARun(
-                f"{paths[0]} and {path} are not parts of the same run, which has parts only if its hosts do not share "
-                "a file system. To compare two runs, use: ddpprof compare. To read several traces, give their folder."
+                f"{paths[0]} and {path} are not parts of the same run. A run has several parts only if its hosts do "
+                "not share a file system. To compare two runs, use: ddpprof compare. To read several traces, give "
+                "their folder."
             )
     whole = next((part for part in found if not part.is_part), found[0])
     ranks: dict[int | None, RankFiles] = {}
     twice = []
     for part in (whole, *(part for part in found if part is not whole)):
         twice += [
-            f"rank {one.rank} has data in several parts of the run; only one of them was read"
+            f"rank {one.rank} has data in several parts of the run. Only one part was read"
             for one in part.ranks
             if one.rank in ranks
         ]
@@ -204,11 +205,11 @@ def complete(
 
 
 def _of_other_jobs(ranks: Sequence[KnownRank]) -> list[str]:
-    """Return a message for each rank whose world size differs from the world size of most ranks."""
+    """Return a message for each rank with a different world size than most ranks."""
     sizes = [(one.rank, one.world_size) for one in ranks if one.world_size is not None]
     usual = max(counts, key=lambda size: counts[size]) if (counts := Counter(size for _, size in sizes)) else None
     return [
-        f"rank {rank} is from another job: its job has {size} ranks, but the job of most other ranks has {usual}"
+        f"rank {rank} is from another job: its world size is {size}, but the world size of most other ranks is {usual}"
         for rank, size in sizes
         if size != usual
     ]
@@ -289,7 +290,7 @@ def _holds_no_trace(directory: Location, missing: Sequence[str]) -> str:
     if runs := runs_in(directory):
         more = " and more" if len(runs) > _MOST_NAMED else ""
         named = ", ".join(runs[:_MOST_NAMED])
-        return f"{directory} is not a run but contains runs: {named}{more}. Give one of them: {directory / runs[0]}"
+        return f"{directory} is not a run, but contains runs: {named}{more}. Give one run: {directory / runs[0]}"
     why = missing[0].removeprefix("skipped: ") if missing else None
     reason = f"it has no run.json and no trace ({why})" if why else "it has no run.json and no traces"
     return f"{directory} is not a run: {reason}. {_how_to_record(directory)}"
@@ -301,7 +302,7 @@ def _may_be_trace(name: str) -> bool:
 
 
 def _absent_ranks(present: list[int], world_size: int | None, what: str) -> list[str]:
-    """If any ranks have no files, return a message that names these ranks. `present` must be sorted."""
+    """Return a message that names the ranks without files, if there are any. `present` must be sorted."""
     if world_size is None:
         return []
     gaps = []
@@ -314,7 +315,7 @@ def _absent_ranks(present: list[int], world_size: int | None, what: str) -> list
         return []
     named = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in gaps)
     plural = "s" if len(gaps) > 1 or gaps[0][0] != gaps[0][1] else ""
-    return [f"rank{plural} {named} of {world_size} left no {what}"]
+    return [f"rank{plural} {named} of {world_size} wrote no {what}"]
 
 
 def _name(path: Location) -> str:
@@ -325,4 +326,4 @@ def _how_to_record(path: Location) -> str:
     if isinstance(path, RemotePath):
         return "Give a run directory, a folder of torch.profiler traces, or one trace."
     is_here = path.resolve() == Path.cwd()  # do not suggest to record a run among the user's own files
-    return f"Record one with: ddpprof trace {'' if is_here else f'--out {path} '}train.py"
+    return f"Record a run with: ddpprof trace {'' if is_here else f'--out {path} '}train.py"

@@ -141,12 +141,12 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt of a job, in which torchrun starts all ranks. Attempts have no traces."""
+    """One attempt of a job: one start of all its ranks by torchrun. An `Attempt` contains no traces."""
 
     number: int
     """number of the attempt; 0 is the first one that constructed a DDP module"""
     restarts: int | None
-    """number of times that torchrun had restarted the ranks after a failure, before this attempt"""
+    """number of times that torchrun had restarted the ranks before this attempt"""
     created_unix_s: float | None
     world_size: int | None
     records: tuple[Record, ...]
@@ -174,17 +174,17 @@ class Run:
     settings: Mapping[str, object] = field(default_factory=dict)
     """the recorder's settings; empty for traces that ddpprof did not record"""
     other_file: OtherFile | None = None
-    """file of another tool, in place of ranks"""
+    """file of another tool; such a run has no ranks"""
     attempts: tuple[Attempt, ...] = ()
     """all attempts, in order, if torchrun started the job more than once"""
     exits: tuple[ProcessExit, ...] = ()
-    """exits of the job's processes, as far as their parents recorded them"""
+    """exits of the job's processes that were recorded by their parents"""
     tried: tuple[TriedChange, ...] = ()
     """changes that `ddpprof try` has measured"""
     whole_run: WholeRun | None = None
-    """summary of the whole training, not only of the recorded steps; ``None`` if no rank left a pulse"""
+    """summary of the whole training, not only of the recorded steps; ``None`` if no rank wrote a pulse file"""
     link_bits_per_s: int | None = None
-    """speed of the link between the hosts as given by the user, who knows it better than the machines"""
+    """speed of the link between the hosts, as given by the user; takes precedence over recorded speeds"""
 
     @property
     def modules(self) -> tuple[DdpModule, ...]:
@@ -199,4 +199,4 @@ class TimesTable:
     varied: str
     """name of the quantity that was varied"""
     times_ns: Mapping[str, Mapping[float, tuple[float, ...]]]
-    """for each configuration and each value of the varied quantity: one or more times in ns"""
+    """one or more times in ns for each configuration and each value of the varied quantity"""

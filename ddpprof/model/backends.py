@@ -40,7 +40,7 @@ class Backend:
     """A backend of ``torch.distributed`` process groups."""
 
     name: str
-    """name in PyTorch, which is also the prefix of its spans in a trace: ``nccl:all_reduce``"""
+    """name in PyTorch; spans of the backend in a trace have it as a prefix: ``nccl:all_reduce``"""
     other_names: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
     """prefixes of the names of its kernels, in lower case"""
@@ -49,17 +49,19 @@ class Backend:
     takes_cpu_tensors: bool = False
     """whether `ddpprof netbench` measures it with CPU tensors"""
     num_at_once: int = 1
-    """number of all-reduces that run at the same time: gloo has two threads, NCCL one stream"""
+    """number of all-reduces that run at the same time: gloo has two threads, and NCCL has one stream"""
     halving: Compression = Compression.FP16
-    """comm hook that halves the size of gradients; DDP does not support the bf16 hook with most backends"""
+    """comm hook that halves the size of gradients; with most backends, DDP does not support the bf16 hook"""
     aborts: bool = False
-    """whether it aborts the process when ranks call different collectives"""
+    """whether the backend aborts the process if ranks call different collectives"""
     payload: float = 1.0
     """share of the link's rate that is available for data"""
-    on_slow_computation: str = "Let communication use fewer of the device's resources, as long as it stays hidden."
+    on_slow_computation: str = (
+        "Reduce the device resources that communication uses, as long as communication stays hidden."
+    )
     """advice if communication slows down computation"""
     to_slow_it: Mapping[str, str] = field(default_factory=dict)
-    """environment variables that reduce its use of the device's resources"""
+    """environment variables that make communication use fewer of the device's resources"""
 
 
 BACKENDS = (
@@ -100,7 +102,7 @@ class Device:
     activity: str | None = None
     """name in ``torch.profiler.ProfilerActivity``; ``None`` if only another profiler can record it"""
     counts_memory: bool = False
-    """whether its memory statistics have the same interface as those of ``torch.cuda``"""
+    """whether its memory statistics have the same interface as in ``torch.cuda``"""
 
 
 DEVICES = (

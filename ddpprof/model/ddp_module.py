@@ -1,13 +1,13 @@
 """A recorded DDP module, the assignment of its gradients to buckets, and how torch.compile is applied to it.
 
 A bucket is complete when its size reaches or exceeds its cap. There is one open bucket per kind of gradient (dtype and
-device), and each kind has its own position in the list of caps; the last cap applies to all further buckets. This
+device), and each kind has its own position in the list of caps. The last cap applies to all further buckets. This
 follows ``compute_bucket_assignment_by_size`` of PyTorch 2.13, as called by ``DistributedDataParallel`` and its reducer
 (torch/csrc/distributed/c10d/reducer.cpp) if ``DDP_SET_LAST_BUCKET_CAP`` is not set.
 
 DDP first assigns gradients to buckets in reverse parameter order. Unless it searches for unused parameters in every
 iteration, it then rebuilds the buckets in the order in which gradients became ready on rank 0: at the second forward
-pass, or at the third one with a static graph.
+pass pass, or at the third one with a static graph.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Parameter(Struct, frozen=True, array_like=True):
     name: str
     num_bytes: Int64
     dtype: str | None = None
-    """such as ``float32``; ``None`` in records of older versions of ddpprof, which have no shape either"""
+    """such as ``float32``; ``None`` in records of older versions of ddpprof, which also lack the shape"""
     shape: tuple[Int64, ...] = ()
     is_sparse: bool = False
-    """True if its gradient is expected to be sparse"""
+    """True if the parameter's gradient is expected to be sparse"""
     used_rows: float | None = None
-    """fraction of the rows of an embedding whose averaged gradient was not zero in a step, estimated from some rows;
+    """fraction of an embedding's rows with a nonzero averaged gradient in a step, estimated from a sample of rows;
     ``None`` if not recorded
     """
 
@@ -52,7 +52,7 @@ class DdpModule(Struct, frozen=True):
     buffer_bytes: Int64
     num_batch_norms: Int64
     num_buffers_of_batch_norms: Int64 | None = None
-    """number of buffers that belong to batch norms; ``None`` in records of older versions of ddpprof"""
+    """number of buffers that belong to batch norm layers; ``None`` in records of older versions of ddpprof"""
     unused: tuple[str, ...] | None = None
     """parameters that got no gradient in any of the examined backward passes; ``None`` if none was examined"""
     graph_is_static: bool | None = None
@@ -60,20 +60,20 @@ class DdpModule(Struct, frozen=True):
     num_searched_passes: Int64 = 0
     """number of backward passes examined for unused parameters"""
     num_lacking_passes: Int64 | None = None
-    """number of these passes in which a parameter got no gradient; ``None`` if not recorded"""
+    """number of examined passes in which a parameter got no gradient; ``None`` if not recorded"""
     num_used_passes: Int64 = 0
-    """number of recorded backward passes with whose reduced gradients an optimizer took a step"""
+    """number of recorded backward passes after which an optimizer took a step with the reduced gradients"""
     num_discarded_passes: Int64 = 0
-    """number of recorded backward passes whose reduced gradients were set to ``None`` instead"""
+    """number of recorded backward passes after which the reduced gradients were set to ``None`` instead"""
 
     @property
     def bucket_cap_mb(self) -> float | None:
-        """Bucket cap in MiB, given or by default; ``None`` if not recorded."""
+        """Bucket cap in MiB, set by the user or PyTorch's default; ``None`` if not recorded."""
         cap = self.settings.get("bucket_cap_mb")
         return float(cap) if isinstance(cap, int | float) else None
 
     def message_bytes(self, bucket: int) -> int | None:
-        """Return the message size of a bucket in bytes, or ``None`` if a comm hook makes it unknown."""
+        """Return the message size of a bucket in bytes, or ``None`` if it is unknown because of a comm hook."""
         num_bytes = self.bucket_bytes(bucket)
         if sends_unchanged(self.comm_hook) or num_bytes is None:
             return num_bytes
@@ -103,7 +103,7 @@ class Gradient:
     kind: str = ""
     """dtype and device; a bucket contains gradients of a single kind"""
     is_sparse: bool = False
-    """True if it is expected to be sparse; it then gets its own bucket"""
+    """True if the gradient is expected to be sparse; a sparse gradient gets its own bucket"""
     item_bytes: int = 4
     """bytes per element"""
     shape: tuple[int, ...] = ()
@@ -126,13 +126,13 @@ class Caps:
     first_bytes: int = DEFAULT_FIRST_CAP_MIB * MIB
     others_bytes: int = DEFAULT_CAP_MIB * MIB
     per_bucket_bytes: tuple[int, ...] = ()
-    """caps of the buckets in order; overrides the other two"""
+    """caps of the buckets in order; overrides the other two fields"""
 
     @classmethod
     def of(cls, bucket_cap_mb: float | None = None, bucket_cap_mb_list: Sequence[float] = ()) -> Caps:
-        """Return the caps for DDP's arguments. A list overrides a single cap.
+        """Return the caps that DDP's arguments specify.
 
-        The first bucket is small only with the default cap.
+        A list overrides a single cap. The first bucket is small only with the default cap.
         """
         if bucket_cap_mb_list:
             return cls(per_bucket_bytes=tuple(int(cap * MIB) for cap in bucket_cap_mb_list))
@@ -146,7 +146,10 @@ class Caps:
 
 
 def same_buckets(one: Buckets, other: Buckets) -> bool:
-    """Return True if the buckets are equal, in any order. Records omit the order of buckets of different kinds."""
+    """Return True if the buckets are equal, in any order.
+
+    Records do not contain the order of buckets of different kinds.
+    """
     return sorted(map(sorted, one)) == sorted(map(sorted, other))
 
 
@@ -176,8 +179,8 @@ def buckets_under(module: DdpModule, caps: Caps) -> Buckets:
 def final_buckets(gradients: Sequence[Gradient], caps: Caps, ready_order: Sequence[int], *, rebuilt: bool) -> Buckets:
     """Return the buckets after DDP has rebuilt them, or the initial buckets if it does not rebuild them.
 
-    `ready_order`: indices of gradients in the order in which they became ready on rank 0. Gradients that were not ready
-    in the first iteration (allowed with a static graph) are missing in this order, and come last.
+    `ready_order`: indices of gradients in the order in which they became ready on rank 0. With a static graph, some
+    gradients may not be ready in the first iteration. They are missing in `ready_order`, and come last.
     """
     if not rebuilt:
         return tuple(sorted(_cut(gradients, range(len(gradients)), caps.limits), key=min, reverse=True))
@@ -189,9 +192,9 @@ def final_buckets(gradients: Sequence[Gradient], caps: Caps, ready_order: Sequen
 def _cut(gradients: Sequence[Gradient], order: Sequence[int], limits: Sequence[int]) -> list[tuple[int, ...]]:
     """Return the buckets in the order in which they were completed, followed by the incomplete buckets.
 
-    PyTorch iterates over incomplete buckets in the order of a hash table, in general the last kind first. PyTorch's
-    order differs from the order returned here if there are at least three kinds and two of them have the same hash,
-    such as complex128 and float8_e5m2.
+    PyTorch iterates over incomplete buckets in the order of a hash table, in which the last kind usually comes first.
+    PyTorch's order differs from the order returned here if there are at least three kinds and two of them have the same
+    hash, such as complex128 and float8_e5m2.
     """
     closed: list[tuple[int, ...]] = []
     filled: dict[str, list[int]] = {}
@@ -227,11 +230,11 @@ class CompileOrder(StrEnum):
 class OptimizeDdp(StrEnum):
     """Values of ``torch._dynamo.config.optimize_ddp``.
 
-    PyTorch also accepts True for the first value, and False for the last value.
+    For the first value, PyTorch also accepts True, and for the last value, False.
     """
 
     DDP_OPTIMIZER = "ddp_optimizer"
-    """torch.compile splits the model into one graph per bucket (the default)"""
+    """torch.compile splits the model into one graph per bucket (PyTorch's default)"""
     PYTHON_REDUCER = "python_reducer"
     """compiled autograd reduces the gradients instead of DDP's reducer"""
     PYTHON_REDUCER_WITHOUT_COMPILED_FORWARD = "python_reducer_without_compiled_forward"

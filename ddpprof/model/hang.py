@@ -1,6 +1,6 @@
-"""The verdict on a job that hangs or has failed: the cause, the rank and place, and the ranks that wait.
+"""The verdict on a job that hangs or has failed: the fault, the rank and line of code, and the waiting ranks.
 
-It is stored as ``hang.json``.
+The verdict is stored in ``hang.json``.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Fault(StrEnum):
     OTHER_COLLECTIVE = "other-collective"
     """a rank has called a collective that the other ranks do not call"""
     MISMATCH = "mismatch"
-    """the ranks have called different collectives, or the same one with different arguments"""
+    """the ranks have called different collectives, or the same collective with different arguments"""
     EVALUATES_ALONE = "evaluates-alone"
-    """a rank evaluates the DDP module alone; its forward pass waits for the other ranks"""
+    """only one rank evaluates the DDP module, and its forward pass waits for the other ranks"""
     OWN_CODE = "own-code"
     """a rank computes or sleeps in the script's own code"""
     LOCK = "lock"
@@ -44,7 +44,7 @@ class Fault(StrEnum):
     STOPPED = "stopped"
     """a rank's process is stopped by a signal"""
     SWAPPING = "swapping"
-    """a rank's memory is being read back from swap"""
+    """a rank's memory is being swapped in"""
     TRACED = "traced"
     """a debugger has stopped a rank's process"""
     INTERPRETER_HELD = "interpreter-held"
@@ -72,7 +72,7 @@ class Hint(StrEnum):
     SKIPPED_COLLECTIVE = "skipped-collective"
     """the rank has called the collective in earlier steps"""
     TIMED_OUT = "timed-out"
-    """collectives of the other ranks timed out while they waited for the rank"""
+    """collectives of the other ranks timed out while waiting for the rank"""
     DIFFERENT_ROOTS = "different-roots"
     """ranks have passed different roots (``src`` or ``dst``) to the same collective"""
     OTHER_AMOUNT = "other-amount"
@@ -80,26 +80,26 @@ class Hint(StrEnum):
     WITHIN_BACKWARD = "within-backward"
     """the rank is in the backward pass in which it has skipped a reduction"""
     EXTRA_PASS = "extra-pass"  # noqa: S105 (not a password)
-    """the rank has begun more backward passes in fewer steps than another rank"""
+    """the rank has begun more backward passes than another rank, but in fewer steps"""
     LATE_FOR_BARRIER = "late-for-barrier"
-    """the ``monitored_barrier()`` of other ranks names the rank"""
+    """the error of ``monitored_barrier()`` on other ranks names this rank"""
     WAITS_FOR_INPUT = "waits-for-input"
     WAITS_OUTSIDE = "waits-outside"
-    """the rank waits for the network, a pipe or a file, or polls for something"""
+    """the rank waits for the network, a pipe or a file, or polls in a loop"""
     TERMINATED = "terminated"
     """SIGTERM ended the rank before any other rank had ended"""
     CRASHED = "crashed"
-    """a signal raised by the CPU ended the rank, such as SIGSEGV"""
+    """a signal for a CPU fault, such as SIGSEGV, ended the rank"""
     CRASHED_AT_EXIT = "crashed-at-exit"
-    """such a signal ended the rank's process after its script had ended"""
+    """a signal for a CPU fault ended the rank's process after the script had ended"""
     UNSEEN_END = "unseen-end"
     """it is not known how the rank's process ended"""
     ENDED_SILENTLY = "ended-silently"
-    """no failure of the rank's process was recorded, although those of other ranks were; it probably exited with 0"""
+    """failures were recorded for other ranks, but not for this rank, so its process probably exited with 0"""
 
 
 class Verdict(Struct, frozen=True):
-    """The fault of a job, the rank and place of the fault, and the ranks that wait. Unknown fields are ``None``."""
+    """The fault of a job, the rank at fault, the line of code, and the waiting ranks. Unknown fields are ``None``."""
 
     fault: Fault
     rank: int | None = None
@@ -120,11 +120,11 @@ class Verdict(Struct, frozen=True):
     waiting: tuple[int, ...] = ()
     """ranks that wait"""
     waiting_at: str | None = None
-    """place at which the first of them waits, in the format of `place`"""
+    """line of code at which the first waiting rank waits, in the format of `place`"""
     since_unix_ns: Int64 | None = None
-    """time since which the first of them has waited"""
+    """time at which the first waiting rank began to wait"""
     detail: str | None = None
-    """further details, in words"""
+    """further details as text"""
     usual_ns: Int64 | None = None
     """usual length of a step, ns"""
     has_failed: bool = False
@@ -140,23 +140,23 @@ class Verdict(Struct, frozen=True):
     hint: Hint | None = None
     """fact that the advice depends on"""
     nccl: str | None = None
-    """differences between the ranks as reported by NCCL's RAS subsystem, in words"""
+    """description of the differences between the ranks that NCCL's RAS subsystem reports"""
     format: int = VERDICT_FORMAT
     """version of this layout"""
 
 
 class Standstill(Struct, frozen=True):
-    """A job that makes no progress but is not reported as a hang, for example because a rank saves a checkpoint."""
+    """A job that makes no progress but does not count as a hang, for example because a rank saves a checkpoint."""
 
     waited_s: float
     rank: int | None = None
-    """rank for which the others wait, if there is only one"""
+    """rank for which the other ranks wait; ``None`` unless there is exactly one"""
     step: int | None = None
     waits_for: str | None = None
-    """what the rank waits for outside of the job, in words; ``None`` if it does not wait"""
+    """description of what the rank waits for outside of the job; ``None`` if it does not wait"""
     place: str | None = None
     """innermost line of the user's code on that rank"""
     waiting: tuple[int, ...] = ()
     """ranks that wait for this rank"""
     hangs_after_s: float | None = None
-    """time after which this is reported as a hang; ``None`` if never"""
+    """time after which the standstill is reported as a hang; ``None`` if it is never reported"""

@@ -52,7 +52,7 @@ UnixSeconds = Annotated[float, Meta(ge=0, le=1e11)]
 
 
 class TorchrunJob(Struct):
-    """Identifies a job started by torchrun, so that later attempts can find the run directory of the first attempt."""
+    """Identity of a job started by torchrun. Later attempts use it to find the run directory of the first attempt."""
 
     agent: str | None = None
     """the torchrun process on rank 0's host"""
@@ -74,13 +74,13 @@ class RunFile(Struct):
     command: list[str] = []
     world_size: int | None = None
     profiled_ranks: str | None = None
-    """how the profiled ranks were chosen, in words; ``None`` if all ranks or no ranks are profiled"""
+    """description of how the profiled ranks were chosen; ``None`` if all ranks or no ranks are profiled"""
     settings: dict[str, Any] = {}
     """recorder settings to show in the report"""
     attempt: int = 0
     elastic: TorchrunJob | None = None
     is_part: bool = False
-    """whether it belongs to a part of the run, on a host without access to rank 0's run directory"""
+    """whether this file belongs to a separate part of the run, on a host that cannot access rank 0's run directory"""
 
 
 class ProcessExit(Struct, frozen=True):
@@ -97,8 +97,8 @@ class ProcessExit(Struct, frozen=True):
     interrupted: bool = False
     """True if the user interrupted the job"""
     num_oom_kills: Count | None = None
-    """number of processes that the kernel's OOM killer has killed on the parent's host since the parent started or last
-    recorded a failed process
+    """number of processes that the kernel's OOM killer has killed on the parent's host, counted from the start of the
+    parent or from the last failed process that it recorded
     """
     error: str | None = None
     """error message of a rank that ended before it had a DDP module: ``"failed: …"``"""
@@ -126,12 +126,12 @@ class Outcome(StrEnum):
     """The result of trying one change."""
 
     CONFIRMED = "confirmed"
-    """the step is shorter by at least as much as predicted"""
+    """the step became shorter, by at least the predicted time"""
     SMALLER = "smaller than promised"
     NO_DIFFERENCE = "no difference"
     SLOWER = "slower"
     CANNOT_TELL = "cannot tell"
-    """the trials vary by more than the gain; more trials may show it"""
+    """the trials vary by more than the gain; more trials may show whether there is a gain"""
     OTHER_RESULTS = "changes the losses"
     FAILED = "failed"
 

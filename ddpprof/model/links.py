@@ -1,4 +1,4 @@
-"""The links between ranks: the hardware of each rank's machine, and what NCCL uses according to its log.
+"""The links between ranks: the hardware of each rank's machine, and the choices that NCCL logged.
 
 Link speeds are in bit/s; bandwidths of collectives, in other modules, are in bytes/s. `LinkFacts` is part of a rank's
 `Record` and of the files of ``ddpprof netbench``. `NcclChoices` is read from NCCL's log.
@@ -18,7 +18,7 @@ class Interface:
 
     name: str
     bits_per_s: int | None
-    """link speed; ``None`` for a virtual interface, whose stated speed is meaningless"""
+    """link speed; ``None`` for a virtual interface, because the speed that it reports is meaningless"""
     is_hardware: bool
     """whether it is a network device, or a bond or VLAN of network devices"""
     has_address: bool = True
@@ -33,7 +33,7 @@ class InfinibandPort:
     """name in NCCL's format: ``mlx5_0:1``"""
     bits_per_s: int
     is_infiniband: bool
-    """``False`` for RoCE, whose link is Ethernet"""
+    """``False`` for RoCE, because RoCE runs over Ethernet"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class PcieLink:
     address: str
     """PCI address, such as ``0000:17:00.0``"""
     gt_per_s: float | None
-    """current speed in GT/s per lane; an idle device may reduce it"""
+    """current speed in GT/s per lane; it may be lower while the device is idle"""
     width: int | None
     """number of lanes in use"""
     most_gt_per_s: float | None = None
@@ -64,7 +64,7 @@ class LinkFacts:
     opened_infiniband: bool = False
     """whether the process has opened an RDMA device"""
     others_used: tuple[str, ...] = ()
-    """further interfaces of the process's sockets to other machines; NCCL may use several"""
+    """additional interfaces of the process's sockets to other machines; NCCL may use several interfaces"""
     pcie: tuple[PcieLink, ...] = ()
     """PCIe links of the accelerators visible to the process"""
     no_peer_access: tuple[tuple[int, int], ...] = ()
@@ -83,11 +83,11 @@ class LinkFacts:
 
 @dataclass(frozen=True, slots=True)
 class NcclChoices:
-    """What NCCL logged in one process. Channels are counted in one direction."""
+    """NCCL's choices, as logged by one process. Channels are counted in one direction."""
 
     version: str | None = None
     network: str | None = None
-    """name of the network: ``"IB"``, ``"Socket"`` or that of a plugin"""
+    """name of the network: ``"IB"``, ``"Socket"`` or the name of a plugin"""
     interfaces: tuple[str, ...] = ()
     """network interfaces that NCCL may use for sockets"""
     infiniband: tuple[str, ...] = ()

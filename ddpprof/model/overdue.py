@@ -1,4 +1,4 @@
-"""What a rank reports about itself when a step is overdue: its stack, collectives, error, and reason for waiting."""
+"""The facts that a rank reports if a step is overdue: its stack, collectives, error, and reason for waiting."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ _OF_DDP = ("_verify_param_shape_across_processes", "_sync_module_states", "_sync
 """functions in which the constructor and the forward pass of DDP wait for other ranks"""
 _COLLECTIVES = COLLECTIVES_OF_ALL | {*_OF_PEERS, *_OF_SETUP, *_OF_DDP}
 _OF_DISTRIBUTED = re.compile(r"/torch/(?:distributed|nn/parallel)/(?!checkpoint/)")
-"""source files of collectives, without ``torch.distributed.checkpoint``, which has functions of the same names"""
+"""source files of collectives, except ``torch.distributed.checkpoint``, which has functions with the same names"""
 WORK_WAIT = "work.wait"
-"""name used for a collective that was started with ``async_op=True`` or whose result is a future"""
+"""name used for a collective that was started with ``async_op=True`` or returned a future"""
 _OF_ASYNCHRONOUS = re.compile(r"/ddpprof/record/patches\.py$|/torch/futures/__init__\.py$")
 """source files in which a thread waits for an asynchronous collective; ddpprof wraps ``Work.wait``"""
 
@@ -99,12 +99,12 @@ def is_of_ddp(collective: str | None) -> bool:
 
 
 def is_of_peers(collective: str | None) -> bool:
-    """Return True if the operation is point-to-point."""
+    """Return True if the operation is a point-to-point operation."""
     return collective in _OF_PEERS
 
 
 def collective_of(stack: Sequence[Frame]) -> str | None:
-    """Return the name of the collective that the thread is in, from the outermost matching frame, or ``None``."""
+    """Return the name of the collective that the thread is running, from the outermost matching frame, or ``None``."""
     inside = (frame for frame in stack if _OF_DISTRIBUTED.search(frame.file))
     found = next((frame.function for frame in inside if frame.function in _COLLECTIVES), None)
     if found is None and any(one.function == "wait" and _OF_ASYNCHRONOUS.search(one.file) for one in stack):
@@ -113,15 +113,15 @@ def collective_of(stack: Sequence[Frame]) -> str | None:
 
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[^\n]*most recent call first\):\n((?:  [^\n]*\n?)*)", re.MULTILINE)
-"""Python stack of one thread; Python 3.14 may write a C stack after it"""
+"""Python stack of one thread; Python 3.14 may write the thread's C stack after it"""
 _OF_CRASH = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 
 def stack_of_crash(text: str) -> tuple[Frame, ...]:
     """Return the stack of the main thread, innermost frame last, from the output of `faulthandler`.
 
-    Threads are listed from the newest to the oldest. Stacks of DataLoader workers are ignored; a worker forked from the
-    rank writes to the same file.
+    Threads are listed from the newest to the oldest. Stacks of DataLoader workers are ignored, because a worker forked
+    from the rank writes to the same file.
     """
     threads = _THREAD.findall(text)
     main_thread = threads[-1] if threads else ""
@@ -160,19 +160,19 @@ class Call(Struct, frozen=True, array_like=True):
 
     @property
     def kind(self) -> tuple[str, str, int]:
-        """The parts of the call that must be the same on all ranks."""
+        """The properties of the call that must be the same on all ranks."""
         return self.group, self.name, self.numel
 
 
 class KindOfCall(Struct, frozen=True, array_like=True):
-    """Calls of one kind of collective on a rank, in the steps that PyTorch's flight recorder still covers."""
+    """A rank's calls of one kind of collective, in the steps that are still in PyTorch's flight recorder."""
 
     group: str
     name: str
     numel: int
     count: int
     last: tuple[int, ...]
-    """sequence numbers, in their group, of the last two calls"""
+    """sequence numbers of the last two calls within their group"""
 
     def is_due(self, sequence: int) -> bool:
         """Return True if a call is expected at this sequence number, given the distance between the last two calls.
@@ -188,7 +188,7 @@ class OverdueFacts(Struct, frozen=True):
     stack_crc: int = 0
     """checksum of the stack for which the facts were collected: see `crc_of`"""
     calls: tuple[Call, ...] = ()
-    """last collectives, oldest first, as far as PyTorch recorded them"""
+    """last collectives that PyTorch recorded, oldest first"""
     kinds: tuple[KindOfCall, ...] = ()
     error: str | None = None
     """exception that the training thread is handling, as ``Type: message``"""
@@ -198,14 +198,14 @@ class OverdueFacts(Struct, frozen=True):
     learning_rate: float | None = None
     """learning rate of the optimizer's first parameter group"""
     peer: int | None = None
-    """rank to which it sends or from which it receives, if it waits in a point-to-point operation"""
+    """other rank of the point-to-point operation in which this rank waits, if any"""
     thread: int | None = None
     """native ID of the training thread; ``None`` if it is the main thread"""
     saves_in_thread: bool = False
     """whether another thread is in `torch.save`"""
 
     def known(self, kind: tuple[str, str, int]) -> KindOfCall | None:
-        """Return the earlier calls of this kind, or ``None`` if there are no earlier calls."""
+        """Return the earlier calls of the same kind, or ``None`` if there are none."""
         return next((one for one in self.kinds if (one.group, one.name, one.numel) == kind), None)
 
 
@@ -214,7 +214,7 @@ def crc_of(stack: str) -> int:
 
 
 def encode_facts(facts: OverdueFacts, most_bytes: int) -> bytes:
-    """Return the facts as JSON of at most `most_bytes`. If needed, the oldest calls and rarest kinds are left out."""
+    """Return the facts as JSON of at most `most_bytes`. If needed, the oldest calls and rarest kinds are omitted."""
     for num_calls in (len(facts.calls), 100, 20, 0):
         shorter = msgspec.structs.replace(facts, calls=facts.calls[-num_calls:] if num_calls else ())
         for one in (shorter, msgspec.structs.replace(shorter, kinds=shorter.kinds[:20])):

@@ -1,7 +1,7 @@
-"""The pulse of a rank: its current activity and the history of its steps. Only the recorder writes it.
+"""The pulse of a rank: its current activity and the history of its steps. Only the recorder writes pulse files.
 
-A pulse has a state, and tables of the most recent steps, of summaries of all steps, and of samples of the machine
-resources used by the process. `pulse_layout` defines the layout of the file.
+A pulse consists of a state and three tables: the most recent steps, summaries of all steps, and samples of the machine
+resources that the process uses. `pulse_layout` defines the layout of the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Activity(IntEnum, metaclass=InterruptibleEnum):
     """waiting for a batch"""
     FORWARD = 2
     BACKWARD = 3
-    """backward pass, including the time that it waits for its all-reduces"""
+    """backward pass, including waiting for its all-reduces"""
     OPTIMIZER = 4
     SAVE = 5
     """``torch.save``"""
@@ -66,7 +66,7 @@ class PulseIdentity(msgspec.Struct, frozen=True):
     world_size: int
     host: str
     machine_id: str
-    """identifies the machine and container, so that a reader knows whether it runs in the same ones"""
+    """identifies the machine and container, so that a reader can check whether it runs in the same ones"""
     pid: int
     created_ns: int
     shared: str
@@ -86,20 +86,21 @@ class PulseState:
     activity: int
     """an `Activity`"""
     since_ns: int
-    """start of the activity, which is the time of the last event of the training thread"""
+    """start of the activity; this is the time of the training thread's last event"""
     step: int
     """number of the current step, which is also the number of finished steps"""
     step_since_ns: int
     module: int
-    """index of the DDP module that launched the last bucket; like the next two fields, only set in overdue steps"""
+    """index of the DDP module that launched the last bucket; this and the next two fields are only set in overdue steps
+    """
     bucket: int
     """bucket of the last all-reduce of this backward pass; `UNKNOWN` before the first, or if PyTorch does not report it
     """
     bucket_ns: int
     """launch time of that bucket"""
     num_steps: int
-    """number of finished steps written to the table of steps, including overwritten ones; a step is written within a
-    quarter of a second, or later if a disk does not respond
+    """number of finished steps written to the table of steps, including steps that have been overwritten; a step is
+    written within 0.25 s, or later if a disk does not respond
     """
     num_summaries: int
     steps_per_summary: int
@@ -109,7 +110,7 @@ class PulseState:
     """an `Ended`"""
     ended_ns: int
     tick_ns: int
-    """last time that ddpprof's thread ran; it runs every second, unless the process cannot run"""
+    """last time at which ddpprof's thread ran; the thread runs every second if the process can run"""
     stack_ns: int
     """time at which the stack was captured; `UNKNOWN` if the current step is not overdue"""
     num_passes: int
@@ -123,9 +124,9 @@ class PulseState:
     profiled steps.
     """
     num_nonfinite: int
-    """number of such steps so far"""
+    """number of steps so far with a NaN or infinite loss"""
     finite_step: int
-    """number of the last earlier step whose loss was read and was finite; `UNKNOWN` if there is none"""
+    """number of the last step before `nonfinite_step` with a finite loss that was read; `UNKNOWN` if there is none"""
     evaluates: int
     """1 if all DDP modules were in evaluation mode when the stack was written, else 0"""
     num_unpaired: int
@@ -135,7 +136,7 @@ class PulseState:
     unpaired_step: int
     """number of the first step with such a forward pass, if there is one"""
     exits: int
-    """1 if the process began to exit when training ended; 0 if it continues, such as after a ``with`` block"""
+    """1 if the process began to exit when training ended; 0 if it continues, for example after a ``with`` block"""
 
     @property
     def last_ns(self) -> int:
@@ -153,7 +154,9 @@ class PulseSteps:
     data_ns: Int64Column
     forward_ns: Int64Column
     backward_ns: Int64Column
-    """backward passes, including all waiting for other ranks: for gradients, buffers, and the script's collectives"""
+    """backward passes, including all waiting for other ranks: for gradients, for buffers, and in the script's
+    collectives
+    """
     optimizer_ns: Int64Column
     save_ns: Int64Column
     evaluation_ns: Int64Column
@@ -172,10 +175,12 @@ class PulseSteps:
         return self.length_ns - np.maximum(self.wait_ns, 0)
 
     def with_all_waiting(self) -> PulseSteps:
-        """Return the steps, with an estimate of `wait_ns` where it is unknown. If all are unknown, nothing is changed.
+        """Return the steps, with an estimate of `wait_ns` where it is unknown.
 
-        The estimate is the length of the step's backward passes minus the median computation time of the backward
-        passes in steps where it is known.
+        If it is unknown in all steps, nothing is changed.
+
+        The estimate is the duration of the step's backward passes minus their median computation time in steps with a
+        known `wait_ns`.
         """
         known = self.wait_ns != UNKNOWN
         if known.all() or not known.any():
@@ -200,7 +205,7 @@ class PulseSummaries:
     """median duration of the steps without a `StepFlag`, or of all steps if every step has one"""
     longest_ns: Int64Column
     data_ns: Int64Column
-    """mean over the steps, like the following durations"""
+    """this and the following durations are means over the steps"""
     forward_ns: Int64Column
     backward_ns: Int64Column
     optimizer_ns: Int64Column
@@ -225,7 +230,7 @@ class PulseSamples:
     memory_bytes: Int64Column
     """resident memory of the process"""
     throttled_ns: Int64Column
-    """total time for which the control group was throttled by its CPU limit"""
+    """total time that the control group was throttled by its CPU limit"""
     queued_ns: Int64Column
     """total time that threads of the process spent waiting for a CPU core"""
     major_faults: Int64Column
@@ -295,7 +300,7 @@ def summary_of(steps: PulseSteps, memory_bytes: int) -> tuple[int, ...]:
 def usual_ns(steps: PulseSteps, fewest: int = 1) -> int | None:
     """Return the median length of the steps without a `StepFlag`, or of all steps if too few have no flag.
 
-    `fewest`: minimum number of steps for a median. Returns ``None`` if there are fewer steps in total.
+    `fewest`: minimum number of steps for a median. If there are fewer steps in total, returns ``None``.
     """
     usual = steps.length_ns[steps.flags == 0]
     lengths = usual if len(usual) >= fewest else steps.length_ns

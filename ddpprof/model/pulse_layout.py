@@ -29,7 +29,7 @@ NUM_STEPS_KEPT = 2048
 NUM_SUMMARIES_KEPT = 4096
 NUM_SAMPLES_KEPT = 1024
 STEPS_PER_SUMMARY = 100
-"""number of steps per summary until the summaries are full; then each pair is merged into one, repeatedly"""
+"""initial number of steps per summary; whenever the table of summaries is full, each pair of summaries is merged"""
 
 
 _Columns = TypeVar("_Columns", PulseSteps, PulseSummaries, PulseSamples)
@@ -56,7 +56,7 @@ class Ring(NamedTuple):
         return self.at + number % self.num_places * self.row.size
 
     def spans(self, first: int, until: int) -> list[tuple[int, int]]:
-        """Return the byte ranges of the rows `first` to `until - 1`, without rows that are no longer stored."""
+        """Return the byte ranges of the rows `first` to `until - 1`, except rows that have been overwritten."""
         first = max(first, until - self.num_places)
         if first >= until:
             return []
@@ -96,10 +96,10 @@ class NotAPulseError(ValueError):
 
 
 def encode_head(identity: PulseIdentity) -> bytes:
-    """Return the head of the file. Raises `ValueError` if it does not fit."""
+    """Return the encoded head of the file. Raises `ValueError` if it is too large."""
     content = msgspec.json.encode(identity)
     if len(content) > HEAD_BYTES - HEAD.size:
-        raise ValueError("the names of the run are too long for a pulse file")
+        raise ValueError("the paths of the run are too long for a pulse file")
     return HEAD.pack(MAGIC, FORMAT, len(content)) + content
 
 
@@ -132,7 +132,7 @@ def decode_rows(columns: type[_Columns], content: bytes) -> _Columns:
 
 
 def decode(content: bytes) -> Pulse:
-    """Decode the content of a pulse file, without rows that are being written. Raises `NotAPulseError`."""
+    """Decode the content of a pulse file, except rows that are being written. Raises `NotAPulseError`."""
     if len(content) < NUM_BYTES:
         raise NotAPulseError("it is truncated")
     identity = decode_identity(content[:HEAD_BYTES])
@@ -155,7 +155,7 @@ def decode_stack(state: PulseState, content: bytes) -> str | None:
 
 
 def in_order(ring: PulseSteps, identity: PulseIdentity, state: PulseState) -> PulseSteps:
-    """Return the rows of the ring buffer in step order, without rows that contain other steps."""
+    """Return the rows of the ring buffer in step order, except rows that contain other steps."""
     first = max(identity.first_step, state.num_steps - NUM_STEPS_KEPT, 0)
     numbers = np.arange(first, max(state.num_steps, first), dtype=np.int64)
     steps = rows_of(ring, numbers % NUM_STEPS_KEPT)

@@ -20,7 +20,7 @@ from ddpprof.model.links import LinkFacts
 
 
 class StepMode(StrEnum):
-    """What the recorder did in a step."""
+    """How the recorder treated a step."""
 
     SKIP = "skip"
     OFF = "off"
@@ -32,7 +32,7 @@ class StepMode(StrEnum):
     ALONE = "alone"
     """like `LIGHT`, but without gradient communication"""
     WITHOUT_DDP = "without_ddp"
-    """like `OFF`, but DDP only calls its module"""
+    """like `OFF`, but DDP does nothing except call its module"""
     CUT = "cut"
     """a profiled step that took too long; only its first part is in the trace"""
     DONE = "done"
@@ -48,7 +48,7 @@ TORCH_TIMES = (
     "backward_comm_time",
     "backward_compute_comm_overlap_time",
 )
-"""names, in ``_get_ddp_logging_data()``, of the times that DDP measures in an iteration"""
+"""names in ``_get_ddp_logging_data()`` of the times that DDP measures in each iteration"""
 
 
 class Forward(Struct, frozen=True, array_like=True):
@@ -58,7 +58,7 @@ class Forward(Struct, frozen=True, array_like=True):
     """index into ``Record.modules``"""
     start_ns: Int64
     inner_start_ns: Int64
-    """end of DDP's own work before the forward pass of the module"""
+    """end of the work that DDP does before the forward pass of the module"""
     inner_end_ns: Int64
     end_ns: Int64
     buffer_sync_ns: Int64
@@ -66,7 +66,7 @@ class Forward(Struct, frozen=True, array_like=True):
     synchronizes: bool
     """``False`` under ``no_sync()``"""
     has_gradients: bool = True
-    """``False`` under ``no_grad()``, as in an evaluation"""
+    """``False`` under ``no_grad()``, for example in an evaluation"""
 
 
 class BucketTimes(Struct, frozen=True, array_like=True):
@@ -85,13 +85,14 @@ class BackwardPass(Struct, frozen=True, array_like=True):
     origin_ns: Int64
     """end of the module's last forward pass before the backward pass"""
     ready_ns: tuple[Int64 | None, ...]
-    """time at which each gradient was accumulated, in the reducer's parameter order; ``None`` if it was not"""
+    """time at which each gradient was accumulated, in the reducer's parameter order; ``None`` if it was not accumulated
+    """
     buckets: tuple[BucketTimes, ...] = ()
     """buckets with recorded times"""
     adds_up: bool = False
     """True if the module already had gradients when the pass began (gradient accumulation)"""
     call: Int64 = 0
-    """number of the ``backward()`` call in the step, which may go through several modules; 0 if unknown"""
+    """number of the ``backward()`` call in the step; one call may go through several modules; 0 if unknown"""
 
     @property
     def last_ready_ns(self) -> int | None:
@@ -110,9 +111,9 @@ class DeviceMemory(Struct, frozen=True, array_like=True):
     reserved_bytes: Int64
     """bytes reserved by PyTorch's caching allocator"""
     is_own: bool = True
-    """True if the process trains on it; otherwise it only has memory or a context there"""
+    """True if the process trains on the device; False if it only has memory or a context there"""
     uuid: str | None = None
-    """identifier of the device, which is the same in all processes, unlike the index"""
+    """identifier of the device; unlike the index, it is the same in all processes"""
     total_bytes: Int64 | None = None
 
 
@@ -157,12 +158,12 @@ class RecordedStep(Struct, frozen=True, kw_only=True, omit_defaults=True):
     mode: StepMode
     start_ns: Int64
     data_ns: Int64 | None = None
-    """time that the training thread waited for its DataLoader"""
+    """time that the training thread waited for the DataLoader"""
     forwards: tuple[Forward, ...] = ()
     began_evaluation: bool = False
     """whether a pass over a DataLoader began in the step, without gradients or with all DDP modules in eval mode"""
     optimizers: tuple[tuple[Int64, Int64], ...] = ()
-    """start and end of each ``Optimizer.step``; with a closure, of the parts outside of the calls of the closure"""
+    """start and end of each ``Optimizer.step``; if it has a closure, of the parts outside the closure"""
     passes: tuple[BackwardPass, ...] = ()
     """backward passes with gradient synchronization, by `origin_ns`; a module may have several in a step"""
     torch_stats: Mapping[Int64, Mapping[str, Int64]] = field(default_factory=dict)
@@ -170,15 +171,15 @@ class RecordedStep(Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory: Memory | None = None
     rpc: tuple[RpcCall, ...] = ()
     input_numel: Int64 = 0
-    """number of elements of the largest input of each forward, summed over the forwards with gradients"""
+    """number of elements in the largest input of a forward pass, summed over all forward passes with gradients"""
     rpc_left_out: Int64 = 0
     """number of RPC calls beyond the maximum recorded per step"""
     random_states: Mapping[str, Int64] = field(default_factory=dict)
-    """digests of the states of PyTorch's random number generators at the start of the step, by device type; without the
-    CPU generator if a DataLoader has just drawn from it at the start of a pass
+    """digests of the states of PyTorch's random number generators at the start of the step, by device type; the CPU
+    generator is omitted if a DataLoader has just drawn from it at the start of a pass
     """
     end_ns: Int64
-    """must be the last field, because it is set after the others have been encoded"""
+    """must be the last field, because it is set after the other fields have been encoded"""
 
     @property
     def has_evaluation(self) -> bool:
@@ -191,7 +192,7 @@ class DataParallelModule(Struct, frozen=True):
 
     name: str
     device_ids: tuple[Int64, ...]
-    """device indices; empty without an accelerator, where ``DataParallel`` only calls its module"""
+    """device indices; empty without an accelerator, because ``DataParallel`` then only calls its module"""
     num_parameters: Int64
     parameter_bytes: Int64
 
@@ -204,7 +205,7 @@ class Batch(NamedTuple):
     place: Int64
     """position in the pass, starting at 1"""
     samples: tuple[int, ...]
-    """digests of the first samples; samples with equal digests are equal, as far as they were read"""
+    """digests of the first samples; if digests are equal, the parts of the samples that were read are equal"""
 
 
 class Loader(Struct, frozen=True):
@@ -222,20 +223,20 @@ class Loader(Struct, frozen=True):
     shuffles: bool
     set_epoch_called: bool = False
     num_batches: Int64 | None = None
-    """number of fetched batches; like the following fields, ``None`` in records of older versions of ddpprof"""
+    """number of fetched batches; this and the following fields are ``None`` in records of older versions of ddpprof"""
     num_fed: Int64 | None = None
-    """number of batches that were followed by a DDP forward pass with gradients before this loader's next batch"""
+    """number of batches for which a DDP forward pass with gradients began before the loader's next batch was fetched"""
     num_passed_on: Int64 | None = None
-    """number of recorded forward passes with gradients whose largest input has the same size as a tensor of a recent
+    """number of recorded forward passes with gradients for which the largest input is as large as a tensor of a recent
     batch
     """
     waited_ns: Int64 | None = None
     """time that the training thread waited for this loader in the recorded steps"""
     persistent_workers: bool = False
     batches: tuple[Batch, ...] = ()
-    """batches of the recorded steps whose samples could be read"""
+    """batches of the recorded steps with samples that could be read"""
     batches_per_pass: Int64 | None = None
-    """``len(loader)``; ``None`` for an ``IterableDataset``, whose length PyTorch can only estimate"""
+    """``len(loader)``; ``None`` for an ``IterableDataset``, because PyTorch can only estimate its length"""
     worker_seeds: tuple[int, ...] = ()
     """digests of the worker seeds in the first passes, if they are drawn by PyTorch or by the loader"""
     draws_in_workers: bool = False
@@ -260,34 +261,34 @@ class Replica(Struct, frozen=True):
     module: Int64
     """index into ``Record.modules``"""
     steps: tuple[Int64, Int64]
-    """numbers of the steps before which the values were read"""
+    """numbers of steps; the values were read before each of these steps"""
     before: tuple[float, ...]
     after: tuple[float, ...]
     resolution: float
     """largest machine epsilon of the sampled data types"""
     num_unreduced_passes: Int64
-    """number of recorded backward passes whose gradients were not reduced, because no DDP forward pass preceded them"""
+    """number of recorded backward passes without a DDP forward pass, so that their gradients were not reduced"""
 
 
 class UnaveragedParameters(Struct, frozen=True):
-    """Parameters that a rank trains but whose gradients DDP does not average."""
+    """Parameters that a rank trains without DDP averaging their gradients."""
 
     module: str
-    """class of the DDP module that contains them or, without one, of the outermost module that contains them"""
+    """class of the DDP module that contains the parameters or, if there is none, of the outermost module that does"""
     names: tuple[str, ...]
     is_wrapped: bool
-    """True if they belong to a DDP module whose ``forward`` the script never calls"""
+    """True if they belong to a DDP module that the script never calls"""
     replica: Replica
     """samples of their values; its `module` is an index into ``Record.unaveraged``"""
     shapes: tuple[tuple[Int64, ...], ...] = ()
-    """shapes of all parameters of the module that were checked"""
+    """shapes of all checked parameters of the module"""
 
 
 class UntrainedParameters(Struct, frozen=True):
-    """Parameters that get gradients, but that no optimizer trains."""
+    """Parameters that get gradients but are not trained by any optimizer."""
 
     module: str
-    """class of the DDP module that contains them or, without one, of the outermost module that contains them"""
+    """class of the DDP module that contains the parameters or, if there is none, of the outermost module that does"""
     names: tuple[str, ...]
     num_bytes: Int64
     is_wrapped: bool = True
@@ -300,15 +301,15 @@ class OptimizerFacts(Struct, frozen=True):
     name: str
     """its class"""
     state_bytes: Int64
-    """bytes of the tensors in its state, such as Adam's two moments"""
+    """bytes of the tensors in the optimizer's state, such as Adam's two moments"""
     is_sharded: bool = False
-    """True if it keeps the state of only some parameters, as ``ZeroRedundancyOptimizer`` does"""
+    """True if this rank keeps the state of only some parameters, as with ``ZeroRedundancyOptimizer``"""
     is_fused: bool | None = None
     """value of the argument ``fused``; ``None`` if it was not given or does not exist"""
     could_be_fused: bool = False
-    """True if there is a fused implementation for all its parameters on their devices"""
+    """True if a fused implementation exists for all parameters on their devices"""
     takes_sparse: bool = False
-    """True if it takes the same steps with sparse gradients as with dense ones"""
+    """True if the optimizer takes the same steps with sparse and with dense gradients"""
     num_groups: Int64 = 0
     """number of its parameter groups"""
     num_parameters: Int64 = 0
@@ -316,7 +317,7 @@ class OptimizerFacts(Struct, frozen=True):
 
 
 class HostRead(Struct, frozen=True):
-    """One line of the script at which the host waits for the accelerator in profiled steps."""
+    """A line of the script in which the host waits for the accelerator in profiled steps."""
 
     written: str
     """called function, such as ``item()``"""
@@ -337,7 +338,7 @@ EMPTY_CACHE = "torch.cuda.empty_cache()"
 
 
 class CodeSamples(Struct, frozen=True):
-    """Samples of the line of the script that the training thread executed in profiled steps."""
+    """Samples of the training thread in profiled steps: the line of the script that it executed."""
 
     began_ns: Int64
     """beginning of the first sample, ns since 1970"""
@@ -348,7 +349,7 @@ class CodeSamples(Struct, frozen=True):
     lines: tuple[str, ...]
     """lines of the user's code, as ``file:line in function``"""
     is_in_framework: tuple[bool, ...]
-    """for each line, whether it was running a function of PyTorch or of a training framework"""
+    """for each line, whether it was calling a function of PyTorch or of a training framework"""
     is_in_backward: tuple[bool, ...] = ()
     """for each line, whether autograd ran it in a backward pass; empty in records of older versions of ddpprof"""
 
@@ -366,8 +367,8 @@ class CollectiveOfSomeRanks(Struct, frozen=True):
 class UnusualCollective(Struct, frozen=True):
     """A collective that a rank called more often in its last step than in earlier steps.
 
-    Only collectives that return without waiting for the other ranks are considered, because the rank continued after
-    the call.
+    The rank continued after the call, so only collectives that return without waiting for the other ranks are
+    considered.
     """
 
     name: str
@@ -399,24 +400,24 @@ class Record(Struct, frozen=True, kw_only=True):
     steps: tuple[RecordedStep, ...] = ()
     """recorded steps, which are stored in their own file"""
     profiler_pause_ns: Int64 | None = None
-    """time for which training was paused to start the profiler and to write the trace"""
+    """time that training was paused to start the profiler and to write the trace"""
     ended: str | None = None
-    """``"finished"``, ``"interrupted"``, ``"failed: …"``, or ``None`` if the process could not record it"""
+    """``"finished"``, ``"interrupted"``, ``"failed: …"``, or ``None`` if the process could not record how it ended"""
     ended_unix_ns: Int64 | None = None
     num_steps: Int64 | None = None
     """number of finished steps when the rank ended or, if unknown, at its last known activity"""
     last_step_unix_ns: Int64 | None = None
-    """end of the last of these steps; only set if the rank did not record how it ended"""
+    """end of the last finished step; only set if the rank did not record how it ended"""
     group_size: Int64 | None = None
     """number of ranks that average their gradients together"""
     group_ranks: tuple[Int64, ...] | None = None
-    """ranks that average their gradients with this rank; ``None`` if these are all ranks of the job, or unknown"""
+    """ranks that average their gradients with this rank; ``None`` if all ranks of the job do, or if unknown"""
     framework: str | None = None
     """framework that created the DDP module: ``"transformers"``, ``"lightning"``, ``"fabric"``, ``"accelerate"``"""
     is_compiled: bool = False
-    """True if torch.compile compiled anything in the process"""
+    """True if torch.compile has compiled code in the process"""
     is_at_compile_limit: bool = False
-    """True if torch.compile stopped compiling a function, because it had compiled it too often"""
+    """True if torch.compile has stopped compiling a function because it had compiled it too often"""
     compilation: Compilation | None = None
     """how torch.compile is applied to the first DDP module; ``None`` if it is not applied, or if unknown"""
     num_cores: Int64 | None = None
@@ -427,15 +428,15 @@ class Record(Struct, frozen=True, kw_only=True):
     devices: tuple[DeviceMemory, ...] = ()
     """devices on which the process had memory or a context when the record was last written"""
     peaks: tuple[MemoryPeak, ...] = ()
-    """peaks of memory at the end of the steps before the recorded ones"""
+    """memory peaks at the end of the steps before the recorded steps"""
     replicas: tuple[Replica, ...] = ()
     """samples of the parameters of modules that could be read, if the recording was completed"""
     run_id: str | None = None
     """identifier shared by all ranks of a job"""
     profiles: bool = True
-    """True if the rank was selected for profiling; in a large job, not all ranks are"""
+    """True if the rank was selected for profiling; in a large job, only some ranks are selected"""
     no_trace: str | None = None
-    """why there is no trace, or only an incomplete one"""
+    """reason why there is no trace, or why the trace is incomplete"""
     timeout_s: float | None = None
     """timeout of the process group's collectives"""
     joins: bool = False
@@ -443,7 +444,7 @@ class Record(Struct, frozen=True, kw_only=True):
     of_some_ranks: tuple[CollectiveOfSomeRanks, ...] = ()
     """collectives that the training script calls on only some ranks; only unambiguous cases are included"""
     unfrozen: tuple[str, ...] = ()
-    """names of parameters that are trained but not averaged by DDP, because they were frozen when it was constructed"""
+    """names of trained parameters that DDP does not average, because they were frozen when DDP was constructed"""
     ended_place: str | None = None
     """line of the user's code at which an error ended the rank, in the form ``file:line in function``"""
     ended_in: str | None = None
@@ -455,7 +456,7 @@ class Record(Struct, frozen=True, kw_only=True):
     was_aborted_by_library: bool = False
     """True if a non-Python thread, such as one of gloo, aborted the process"""
     unusual_collective: UnusualCollective | None = None
-    """collective that a failed rank called only in its last step, if any"""
+    """collective that a failed rank called more often in its last step than before, if any"""
     unaveraged: tuple[UnaveragedParameters, ...] = ()
     untrained: tuple[UntrainedParameters, ...] = ()
     host_reads: tuple[HostRead, ...] = ()

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class InterruptibleEnum(EnumType):
-    """Metaclass of an enumeration that runs no Python code when NumPy looks up ``__array_ufunc__`` on its members.
+    """Metaclass for enumerations. No Python code runs when NumPy looks up ``__array_ufunc__`` on their members.
 
-    Before Python 3.12, `EnumType` has a ``__getattr__`` written in Python. If a signal handler raises an exception
-    inside it, NumPy treats the exception as a missing attribute, and discards it.
+    Before Python 3.12, `EnumType` has a ``__getattr__`` written in Python. If a signal handler raises an exception in
+    this method, NumPy treats the exception as a missing attribute and discards it.
     """
 
     __getattr__ = type.__getattribute__
@@ -94,7 +94,7 @@ class Mark(IntEnum, metaclass=InterruptibleEnum):
     SHARDED = 14
     """FSDP, which reduces shards instead of buckets"""
     FLATTEN = 15
-    """tensors are flattened into one, or unflattened, as Apex does with gradients before and after an all-reduce"""
+    """tensors are flattened into one or unflattened; Apex does this with gradients before and after an all-reduce"""
     DEVICE_WAIT = 16
     """``cudaStreamSynchronize`` or similar: the host waits until the accelerator has finished its work"""
     DEVICE_MEMORY = 17
@@ -139,9 +139,9 @@ class Kernel:
     launch_shape: str | None = None
     """grid and block; ``None`` on CPU, or if not in the trace"""
     input_shapes: str | None = None
-    """input shapes of the op that launched it, in the format of the trace; ``None`` if not recorded"""
+    """input shapes of the op that launched the kernel, in the format of the trace; ``None`` if not recorded"""
     position: int | None = None
-    """on CPU: position of the op among the ops of the same name in its step"""
+    """on CPU: position of the op among the ops with the same name in its step"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class Work(_Table):
     """Table of kernels, of copies or, on CPU, of ops.
 
     On CPU the rows are the outermost ``cpu_op`` spans of the training threads, without ``c10d::*``. An op that contains
-    a ``c10d::*`` op is split into the pieces around it, so rows of one thread never overlap.
+    a ``c10d::*`` op is split into the pieces before and after it, so rows of one thread never overlap.
     """
 
     start_ns: Int64Column
@@ -193,7 +193,7 @@ class Collectives(_Table):
     launched_ns: Int64Column
     """start of the host call that launched it (kernel launch or ``c10d::*`` op), or `UNKNOWN`"""
     num_bytes: Int64Column
-    """message size as defined by nccl-tests, which is the larger of this rank's input and output, or `UNKNOWN`"""
+    """message size as defined by nccl-tests (the larger of this rank's input and output), or `UNKNOWN`"""
     group: Int32Column
     """index into ``Trace.groups``, or `UNKNOWN`"""
     sequence: Int64Column
@@ -224,7 +224,7 @@ class HostSpans(_Table):
 class Step:
     """One training step of one rank.
 
-    ``number`` is taken from ``ProfilerStep#number``, or counts from 0 if steps are delimited by DDP forwards.
+    ``number`` is taken from ``ProfilerStep#number``. If steps are delimited by DDP forward passes, it counts from 0.
     """
 
     number: int
@@ -263,7 +263,7 @@ class Trace:
     steps_are_counted: bool = False
     """True if the trace has no ``ProfilerStep#k``, and step numbers count DDP forward passes instead"""
     has_cuda: bool = True
-    """False if the host called accelerator functions, but none of CUDA or HIP"""
+    """False if the host called accelerator functions, but no CUDA or HIP functions"""
     notes: tuple[str, ...] = ()
     """messages for the report about missing or repaired data"""
 
@@ -287,7 +287,7 @@ class PluginCollective:
     """A collective with a name that the plugin recognizes."""
 
     name: str
-    """``nccl:all_reduce``, …; the plugin matches the i-th collective of this rank to the i-th of the other ranks"""
+    """``nccl:all_reduce``, …; the plugin matches the i-th collectives of all ranks with each other"""
     start_ns: int
     end_ns: int
     num_bytes: int | None
@@ -303,4 +303,4 @@ class PluginView:
     """offset to add to the times of the view to get nanoseconds since 1970"""
     steps: tuple[Step, ...]
     collectives: Mapping[tuple[int, int], PluginCollective]
-    """collectives by start time and index among those with the same start; those not on all ranks are left out"""
+    """collectives by start time and by index among those with the same start; only those on all ranks are included"""

@@ -1,6 +1,6 @@
-"""Summary of a whole training run from the pulses of its ranks, including slowdowns and their causes.
+"""Summary of a whole training run, made from the pulse files of its ranks, with slowdowns and their causes.
 
-Times are in ns since 1970, durations in ns per step.
+Times are in ns since 1970, and durations are in ns per step.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class StepSlowdown(msgspec.Struct, frozen=True):
     part: StepPart | None = None
     """part of the step that increased most on these ranks"""
     first_gradient_later_ns: Int64 | None = None
-    """delay of the first gradient of these ranks, ns; ``None`` if negligible"""
+    """additional time until the first gradient on these ranks, ns; ``None`` if negligible"""
     is_coarse: bool = False
-    """whether it was found in summaries of many steps, which makes its first and last step approximate"""
+    """whether the slowdown was found in summaries of many steps; its first and last step are then approximate"""
 
     @property
     def growth(self) -> float:
@@ -96,9 +96,9 @@ class Pause(msgspec.Struct, frozen=True):
     extra_ns: Int64
     """additional time of these steps compared to normal steps, ns"""
     every: int | None = None
-    """distance between these steps, if it is regular; given for the kind ``UNKNOWN`` only, like the following fields"""
+    """distance between these steps, if regular; this and the following fields are set for the kind ``UNKNOWN`` only"""
     part: StepPart | None = None
-    """part of the step that takes most of the additional time; ``None`` if it is not a rank's own time, or unknown"""
+    """part of the step that takes most of the additional time; ``None`` if unknown or not a rank's own time"""
     ranks: tuple[int, ...] = ()
     """ranks on which that part takes longer; the other ranks wait for them"""
     last_step: int | None = None
@@ -109,10 +109,10 @@ class UnevenWork(msgspec.Struct, frozen=True):
     """Ranks that take turns at being the slowest rank, for example because their batches differ in size."""
 
     lost_ns: Int64
-    """own time of the slowest rank minus the mean own time of all ranks; mean over the steps, ns"""
+    """own time of the slowest rank minus the mean own time of all ranks, in ns, as a mean over the steps"""
     num_steps: int
     most_often: float
-    """fraction of the steps in which the rank that is most often the slowest is the slowest"""
+    """fraction of the steps in which the most frequent slowest rank is the slowest rank"""
 
 
 class Slowdowns(msgspec.Struct, frozen=True):
@@ -201,7 +201,7 @@ class RankWholeRun:
     first_step: int
     """number of the first step in the pulse"""
     num_steps: int
-    """number of finished steps, including those before the first step in the pulse; also the number of the current step
+    """number of finished steps, including steps before the first step in the pulse; also the number of the current step
     """
     last_ns: int
     """time of the last known activity of the process"""
@@ -224,10 +224,11 @@ class RankWholeRun:
     last_memory_bytes: int | None = None
     """resident memory at the last sample"""
     memory_growth_bytes: int | None = None
-    """growth of memory between samples, except while ddpprof recorded steps; ``None`` without two samples"""
+    """growth of memory between samples, except while ddpprof recorded steps; ``None`` with fewer than two samples"""
     own_ns_of_stretches: tuple[int, ...] = ()
-    """median own time per step in each of ten ranges with about the same number of steps. Own time is the step without
-    the time that the rank waited for other ranks. Empty with fewer than ten steps, or if the waiting time is unknown
+    """median own time per step in each of ten ranges with about the same number of steps. Own time is the step time
+    without the time that the rank waited for other ranks. Empty with fewer than ten steps, or if the waiting time is
+    unknown
     """
     num_unpaired: int = 0
     """number of forward passes without a backward pass, in excess of the number that occurs in every step"""
@@ -239,7 +240,7 @@ class RankWholeRun:
     """steps with a NaN or infinite loss; ``None`` if there are none"""
     queued_ns: int | None = None
     """total time that threads of the rank waited for a CPU core between the first and the last stored sample; ``None``
-    without two samples
+    with fewer than two samples
     """
     sampled_ns: int = 0
     """time between these samples"""
@@ -259,7 +260,7 @@ class WholeRun:
     """Summary of the entire training run, beginning with the first step in the ranks' pulses."""
 
     num_steps: int
-    """largest number of finished steps of any rank, including those before the first step in the pulse"""
+    """largest number of finished steps of any rank, including steps before the first step in the pulse"""
     first_step: int
     """number of the first step in the pulse"""
     duration_ns: int
@@ -279,7 +280,7 @@ class WholeRun:
 
     @property
     def shown(self) -> RankWholeRun | None:
-        """The rank whose steps represent the job; ``None`` if no step was recorded."""
+        """The rank that represents the job; ``None`` if no step was recorded."""
         return next((one for one in self.ranks if one.whole is not None), None)
 
     @property

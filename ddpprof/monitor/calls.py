@@ -1,9 +1,9 @@
 """Find the rank that skipped a collective, or called a different collective than the other ranks.
 
-PyTorch numbers the collectives of each process group. Ranks diverged at the first number at which they called different
-collectives. The majority of ranks is assumed to be right. If there is no majority, earlier steps decide: if the
-collective was called as regularly as before, the rank that skipped it is at fault. If the collective is new, the rank
-that called it is at fault.
+PyTorch numbers the collectives of each process group. Ranks diverged at the first sequence number at which they called
+different collectives. The majority of ranks is assumed to be correct. If there is no majority, earlier steps decide. If
+the collective was due according to earlier steps, the rank that skipped it is at fault. If the collective is new, the
+rank that called it is at fault.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Side:
 
     @property
     def is_of_ddp(self) -> bool:
-        """Whether the collective is, or probably is, one of DDP's own."""
+        """Whether the collective was called, or probably called, by DDP itself."""
         waiting = [one for one in self.callers if one.calls[-1] == self.call]
         if waiting:
             return waiting[0].waits_in_ddp
@@ -69,7 +69,7 @@ class _Side:
 
 
 def odd_by_calls(positions: Sequence[Position]) -> OddRank | None:
-    """Return the rank whose collectives differ; ``None`` if there is none, or if the collectives are unknown."""
+    """Return the rank that called different collectives; ``None`` if there is none or collectives are unknown."""
     positions = [one for one in positions if one.calls]  # a process that was killed has recorded no calls
     if len(positions) < 2:
         return None
@@ -80,7 +80,7 @@ def odd_by_calls(positions: Sequence[Position]) -> OddRank | None:
 
 
 def behind_by_calls(positions: Sequence[Position]) -> OddRank | None:
-    """Return the rank that has begun fewer collectives of a group than all other ranks; ``None`` if there is none."""
+    """Return the rank that has begun fewer collectives in a process group than every other rank, if there is one."""
     if any(not one.calls for one in positions):
         return None
     for group in sorted({call.group for one in positions for call in one.calls}):
@@ -96,7 +96,7 @@ def behind_by_calls(positions: Sequence[Position]) -> OddRank | None:
 
 
 def _call_left_out(position: Position) -> str | None:
-    """Return the collective of the script that was due when a rank called a DDP collective instead, or ``None``.
+    """Return the collective of the script that a rank should have called when it called a DDP collective, or ``None``.
 
     This does not need the sequence numbers of other ranks.
     """
@@ -113,7 +113,7 @@ def _call_left_out(position: Position) -> str | None:
 
 
 def _is_in_due_call(position: Position) -> bool:
-    """Return True if a rank is, or died, in a collective that the script calls as regularly as in earlier steps."""
+    """Return True if a rank is in, or died in, a collective of the script that was due according to earlier steps."""
     if not position.calls or position.waits_in_ddp:
         return False
     return _Side(position.calls[-1], (position,)).fits == _DUE
@@ -122,7 +122,7 @@ def _is_in_due_call(position: Position) -> bool:
 def _where_they_part(positions: Sequence[Position], group: str) -> list[_Side] | None:
     """Group ranks by the collective that they called at the first sequence number at which the calls differ.
 
-    Returns the largest group first, or ``None`` if the calls do not differ.
+    Returns the groups, largest first, or ``None`` if the calls do not differ.
     """
     numbered = [(one, {call.sequence: call for call in one.calls if call.group == group}) for one in positions]
     members = [(one, calls) for one, calls in numbered if calls]
@@ -148,7 +148,7 @@ def _odd_of(sides: Sequence[_Side]) -> OddRank | None:
 
 
 def _blame(odd: _Side, usual: _Side) -> OddRank:
-    """Return the first rank on the side at fault (`odd`), with its fault."""
+    """Return the first rank of the group at fault (`odd`), with its fault."""
     blamed = odd.callers[0]
     if odd.call.name == usual.call.name and not (odd.is_of_ddp or usual.is_of_ddp):
         said = (
@@ -183,7 +183,7 @@ def _left_out(side: _Side) -> str:
 
 
 def _may_be_of_ddp(call: Call | KindOfCall, position: Position) -> bool:
-    """Return True if DDP may have called the collective: it has the size of a bucket, or broadcasts buffers."""
+    """Return True if DDP may have called the collective: it has the size of a bucket, or is a broadcast of buffers."""
     record = position.evidence.record
     modules = () if record is None else record.modules
     if call.name.startswith("broadcast"):
@@ -195,7 +195,7 @@ def _may_be_of_ddp(call: Call | KindOfCall, position: Position) -> bool:
 
 
 def _in_other_order(positions: Sequence[Position]) -> OddRank | None:
-    """Detect ranks that wait in different process groups, each in a collective that another rank has not called yet."""
+    """Return a verdict if ranks wait in different groups, each in a collective that another rank has not called."""
     if any(one.waits_in_ddp for one in positions) or len({one.calls[-1].group for one in positions}) < 2:
         return None
     last = [{call.group: call.sequence for call in one.calls} for one in positions]
@@ -221,7 +221,7 @@ def of_calls_that_failed(table: Table) -> Verdict | None:
 
 
 def of_call_left_out(table: Table) -> Verdict | None:
-    """Diagnose a job as `of_calls_that_failed` does, if some ranks were killed before they could record their calls."""
+    """Diagnose a job like `of_calls_that_failed`, if some ranks were killed before they could record their calls."""
     if not _died_of_another_size(table):
         return None
     found = [(one, "") for one in _those_that_left_out_a_collective(table)]
@@ -247,7 +247,7 @@ def _of_unequal_sizes(position: Position) -> bool:
 def _of_amounts(table: Table, ahead: Position) -> Verdict:
     """Diagnose a job in which a rank died in a collective to which ranks may contribute different amounts of data.
 
-    `ahead`: a rank that was not in the collective, because it skipped or completed the collective.
+    `ahead`: a rank that was not in the collective because it had skipped or completed it.
     """
     died_in = next(record for one in table if _of_unequal_sizes(one) and (record := one.evidence.record) is not None)
     at = f" at {died_in.ended_place}" if died_in.ended_place else ""
@@ -259,13 +259,13 @@ def _of_amounts(table: Table, ahead: Position) -> Verdict:
 
 
 def of_collective_that_failed(table: Table) -> Verdict | None:
-    """Diagnose a job as `of_calls_that_failed` does, based only on the ranks' lines of code and errors."""
+    """Diagnose a job like `of_calls_that_failed`, but only from the ranks' lines of code and errors."""
     blamed = _of_another_collective(table)
     return None if blamed is None else verdict_on(Fault.OTHER_COLLECTIVE, blamed, others_of(table, blamed))
 
 
 def of_collectives_that_met(table: Table) -> Verdict | None:
-    """Diagnose a job in which the backend aborted a rank in a collective, if the rank at fault is unknown."""
+    """Diagnose a job in which the backend aborted a rank in a collective and the rank at fault is unknown."""
     records = [one.evidence.record for one in table]
     by_library = any(record is not None and record.was_aborted_by_library for record in records)
     if not (by_library and _died_of_another_size(table)):
@@ -277,11 +277,11 @@ def of_collectives_that_met(table: Table) -> Verdict | None:
 
 
 _MISMATCHED = re.compile(r"op\.preamble\.length|op\.nbytes|[Mm]ismatch(?:ed)? .*collective|collective.* mismatch")
-"""errors that are raised when a collective is matched with one of a different size"""
+"""errors that are raised when a collective is matched with a collective of a different size"""
 
 
 def _died_of_another_size(positions: Sequence[Position]) -> bool:
-    """Return True if all ranks died, at least one because the sizes of matched collectives differed."""
+    """Return True if all ranks died, and at least one died because matched collectives differed in size."""
     dead = [one for one in positions if one.fault is Fault.DIED]
     return len(dead) == len(positions) and any(_says_another_size(one) or _was_aborted_by_gloo(one) for one in dead)
 
@@ -295,9 +295,11 @@ def _those_that_left_out_a_collective(positions: Sequence[Position]) -> list[Pos
 
 
 def _of_another_collective(positions: Sequence[Position]) -> Position | None:
-    """Return the rank whose collective was matched with a DDP collective of a different size, if that ended the job.
+    """Return the rank that called a collective when other ranks called a DDP collective of a different size.
 
-    Either rank may notice the mismatch: it raises an error, or gloo aborts its process.
+    Returns ``None`` if this did not end the job.
+
+    Either rank may notice the mismatch: the rank raises an error, or gloo aborts its process.
     """
     dead = [one for one in positions if one.fault is Fault.DIED]
     is_said = any(map(_says_another_size, dead))

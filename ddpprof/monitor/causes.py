@@ -1,14 +1,14 @@
 """Find the ranks that cause a slowdown, and the part of the step that takes longer.
 
-    own time    = step time - time waiting for other ranks, in DDP's all-reduces and buffer broadcasts and in the
-                  script's collectives
-    at fault    the rank whose own time, or one part of it, grew most, if that growth is at least half of the growth of
-    the step, and all ranks with at least 0.6 of that rank's growth
+    own time    step time - time waiting for other ranks, in DDP's all-reduces and buffer broadcasts and in the
+                script's collectives
+    at fault    the rank whose own time, or one part of it, grew most, if it grew by at least half of the growth of the
+                step, and all ranks with at least 0.6 of that rank's growth
 
-If all ranks are at fault, all of them became slower. If some are at fault, the other ranks wait for them. If none is
-at fault and all ranks wait longer, the network is the cause, unless some ranks of the job are unknown. The operating
-system's counters are checked first, because a rank that waits for a CPU core has a longer own time and makes all other
-ranks wait.
+If all ranks are at fault, all of them became slower. If some ranks are at fault, the other ranks wait for them. If no
+rank is at fault and all ranks wait longer, the network is the cause, unless some ranks of the job are unknown. The
+operating system's counters are checked first, because a rank that waits for a CPU core has a longer own time and makes
+all other ranks wait.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ddpprof.model.whole_run import SlowdownCause, StepPart
 
 _HALF = 0.5
 _AS_BAD = 0.6
-"""minimum share of the worst rank's growth for another rank to be at fault as well"""
+"""another rank is at fault as well if it has at least this share of the worst rank's growth"""
 _NOTABLE = 0.4
-"""minimum share of a slowdown spent throttled, or waiting for a CPU core, for that to be its cause"""
+"""throttling, or waiting for a CPU core, is the cause if it takes at least this share of a slowdown"""
 _MOST = 0.8
-"""minimum share of the growth of a rank's own time spent waiting for a CPU core, for that to be the cause"""
+"""waiting for a CPU core is the cause if it takes at least this share of the growth of a rank's own time"""
 _LEAST_KNOWN = 4
 """minimum number of steps with a known waiting time"""
 _FAULTS_PER_STEP = 1.0
@@ -63,7 +63,7 @@ class RankChange:
         return sum(map(self.part_grew, StepPart))
 
     def part_grew(self, part: StepPart) -> float:
-        """Return the growth of a part of the step, ns; 0 if its duration before or after is unknown."""
+        """Return the growth of a part of the step in ns; 0 if its duration before or during the slowdown is unknown."""
         before, after = self.before.parts.get(part), self.after.parts.get(part)
         return 0.0 if before is None or after is None else after - before
 
@@ -74,11 +74,11 @@ class RankChange:
 
     @property
     def slower_ns(self) -> float:
-        """Growth of the rank's own time or, if that is larger, of the part that grew most."""
+        """Growth of the rank's own time or, if larger, of the part that grew most."""
         return max(self.own_ns, self.part_grew(self.largest_part))
 
     def grew(self, name: str) -> float:
-        """Return the growth of the `Portrait` field with this name; 0 if its value before or after is unknown."""
+        """Return the growth of the `Portrait` field with this name; 0 if a value is unknown."""
         before, after = getattr(self.before, name), getattr(self.after, name)
         return 0.0 if before is None or after is None else after - before
 
@@ -113,7 +113,10 @@ def _lengths(steps: PulseSteps | PulseSummaries) -> Int64Column:
 
 
 def parts_of(steps: PulseSteps | PulseSummaries) -> dict[StepPart, Int64Column]:
-    """Return the duration of each part of the rank's own time, ns. The backward pass has only rows with known waits."""
+    """Return the duration of each part of the rank's own time, in ns.
+
+    For the backward pass, only rows with a known waiting time are used.
+    """
     known = {StepPart.DATA: steps.data_ns, StepPart.FORWARD: steps.forward_ns, StepPart.OPTIMIZER: steps.optimizer_ns}
     others = sum((steps.backward_ns, *known.values()))
     if isinstance(steps, PulseSteps):
@@ -172,7 +175,7 @@ def reason_for(ranks: Mapping[int, RankChange]) -> Reason:
 
 
 def at_fault(slower_ns: Mapping[int, float], longer_ns: float) -> tuple[int, ...]:
-    """Return the ranks that make steps longer, as defined above; empty if none of them does.
+    """Return the ranks at fault, as defined at the top of this module; empty if there are none.
 
     `slower_ns`: how much longer each rank takes. `longer_ns`: how much longer the step takes.
     """
@@ -183,7 +186,7 @@ def at_fault(slower_ns: Mapping[int, float], longer_ns: float) -> tuple[int, ...
 
 
 def _by_system(ranks: Mapping[int, RankChange], longer_ns: float) -> Reason | None:
-    """Return a cause that the operating system's counters show for some ranks; ``None`` if there is none."""
+    """Return a cause that the operating system's counters show for some ranks; ``None`` if they show none."""
     for cause, is_cause in (
         (SlowdownCause.THROTTLED, lambda one: one.grew("throttled_ns") >= _NOTABLE * longer_ns),
         (SlowdownCause.PAGING, lambda one: one.grew("major_faults") >= _FAULTS_PER_STEP),

@@ -1,4 +1,4 @@
-"""Collect evidence about each rank of a run from outside its process.
+"""Collect evidence about each rank of a run from another process.
 
 The stacks of all threads of a process can be read with py-spy, without stopping the process.
 """
@@ -30,13 +30,13 @@ from ddpprof.monitor.ras import NcclRank
 
 _STEPS = 64
 _LOOK_AGAIN_S = 0.2
-"""time between the two samples of a process that show whether it computes, seconds"""
+"""time in seconds between two samples of a process; the difference shows whether the process computes"""
 _COMPUTES = 0.3
-"""minimum share of a core for a process to count as computing"""
+"""a process counts as computing if it uses at least this share of a core"""
 _MOVES_BYTES_PER_S = 2**20
-"""minimum rate for a thread to count as reading or writing data; a thread that polls moves less"""
+"""a thread counts as reading or writing data at this rate or above; a thread that only polls has a lower rate"""
 _SWAPPING_PER_S = 50
-"""minimum number of pages that a thread reads back per second to count as swapping"""
+"""a thread counts as swapping if it swaps in at least this many pages per second"""
 _MUCH_SWAPPED_BYTES = 16 * 2**20
 _NO_FACTS = OverdueFacts()
 
@@ -50,22 +50,22 @@ class RankEvidence:
     """stack of the training thread, outermost frame first; empty if unknown"""
     record: Record | None
     process: Process | None
-    """the rank's process, if it is on this machine and alive"""
+    """the rank's process, if it is alive and on this machine"""
     workers: tuple[Process, ...]
     computes: bool
     helpers_compute: bool
-    """whether processes started by the rank, or, on CPU, its other threads, compute"""
+    """whether processes started by the rank are computing or, on CPU, other threads of the rank"""
     moves_data: bool
-    """whether its training thread reads or writes more than `_MOVES_BYTES_PER_S`"""
+    """whether the training thread reads or writes more than `_MOVES_BYTES_PER_S`"""
     is_swapping: bool
     exit: ProcessExit | None
     num_oom_kills: int | None
-    """number of processes that the kernel's OOM killer has killed on its host; see `ProcessExit`"""
+    """number of processes that the kernel's OOM killer has killed on the rank's host; see `ProcessExit`"""
     now_ns: int
     facts: OverdueFacts = _NO_FACTS
-    """what the process itself reports while its step is overdue"""
+    """facts that the process reports while its step is overdue"""
     nccl: NcclRank | None = None
-    """what NCCL's RAS subsystem reports about the rank, if the job uses NCCL and hangs"""
+    """report of NCCL's RAS subsystem on the rank, if the job uses NCCL and hangs"""
 
     @property
     def rank(self) -> int:
@@ -94,7 +94,7 @@ class RankEvidence:
 
     @property
     def lingers_s(self) -> float:
-        """Time in s for which the rank's process has existed after its training ended; 0 if the process has exited."""
+        """Time in seconds that the rank's process has existed since its training ended; 0 if the process has exited."""
         process, ended_ns = self.process, self.state.ended_ns
         if not self.has_ended or self.exit is not None or process is None:
             return 0.0
@@ -104,7 +104,7 @@ class RankEvidence:
 
     @property
     def wait(self) -> Wait | None:
-        """What the rank's training thread waits for, according to the operating system or, if unknown, its process."""
+        """What the rank's training thread waits for, according to the system or, if unknown, to the rank's process."""
         seen = None if self.process is None else self.process.wait
         return seen if self.is_silent else seen or self.facts.wait
 
@@ -139,9 +139,11 @@ def _with_holder(one: RankEvidence, ranks: Collection[int]) -> RankEvidence:
 
 
 def with_nccl(evidence: Sequence[RankEvidence]) -> tuple[RankEvidence, ...]:
-    """Add what NCCL's RAS reports about each rank to the evidence, if a rank on this machine uses NCCL.
+    """Add the report of NCCL's RAS subsystem to the evidence, if a rank on this machine uses NCCL.
 
-    Takes up to two seconds. An answer from another job on this machine is recognized by its PIDs, and ignored.
+    This takes up to two seconds.
+
+    An answer from another job on this machine is recognized by its PIDs and ignored.
     """
     asked = next((one for one in evidence if one.process is not None and _uses_nccl(one)), None)
     answer = None if asked is None else ras.ask(ras.address_of(asked.identity.pid))
@@ -250,10 +252,10 @@ def _moves_data(earlier: Process, now: Process) -> bool:
 
 
 def _is_swapping(earlier: Process, now: Process, swapped_in: int) -> bool:
-    """Return True if the process keeps reading its memory back from swap.
+    """Return True if the process is swapping in its memory.
 
-    `swapped_in`: number of pages that the whole machine has read back from swap between the two samples. The process's
-    own count is limited to this number, because it also includes pages of mapped files.
+    `swapped_in`: number of pages that the whole machine has swapped in between the two samples. The process's own count
+    is limited to this number, because it also includes pages of mapped files.
     """
     num_paged_in = min(now.num_paged_in - earlier.num_paged_in, swapped_in)
     enough = _SWAPPING_PER_S * (now.seen_s - earlier.seen_s)
@@ -282,7 +284,7 @@ def _is_of(seen: ProcessExit, identity: PulseIdentity) -> bool:
 
 
 def record_of(directory: Path, rank: int) -> Record | None:
-    """Return the record of a rank, or the part of it that can be read."""
+    """Return the record of a rank. If it is damaged, return the readable part."""
     try:
         return load_record(directory, rank)
     except BadRecordError as error:
@@ -305,7 +307,7 @@ def find_py_spy() -> str:
 def dump_stacks(evidence: Iterable[RankEvidence]) -> str:
     """Return the stacks of all threads of the ranks on this machine.
 
-    For a process whose stacks cannot be read, return the reason.
+    If the stacks of a process cannot be read, the reason is returned instead.
 
     Raises `DdpprofError` if py-spy is not installed.
     """

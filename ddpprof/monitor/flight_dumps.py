@@ -1,8 +1,8 @@
 """Read PyTorch's flight-recorder dumps, and find the rank that skipped a collective or called a different collective.
 
 NCCL's watchdog writes one pickle file per rank when a collective times out (``TORCH_NCCL_DUMP_ON_TIMEOUT``). PyTorch
-can also write dumps of gloo's collectives, and dumps in JSON format. Dumps are not trusted: the unpickler creates only
-values of built-in types.
+can also write dumps of gloo's collectives, and dumps in JSON format. Dumps are not trusted, so the unpickler creates
+only values of built-in types.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class DumpedCollective(NamedTuple):
 
     @property
     def call(self) -> tuple[str, int, str]:
-        """Name, number of elements and data type, which must be the same on all ranks of the group."""
+        """Name, number of elements and data type. They must be the same on all ranks of the group."""
         if _OF_UNEQUAL_SIZES.match(self.name):
             return self.name, 0, ""
         return self.name, self.numel, self.dtype
@@ -61,14 +61,14 @@ class DumpedCollective(NamedTuple):
 
 
 class _PlainValues(pickle.Unpickler):
-    """Unpickler that only creates values of built-in types: it never looks up a class."""
+    """Unpickler that only creates values of built-in types. It never looks up a class."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"it refers to {module}.{name}, but a dump may contain only plain values")
 
 
 def dumps_in(folder: Path) -> dict[int, Path]:
-    """Return the files in a folder whose names end in a rank number, such as ``nccl_trace_rank_3``, by rank."""
+    """Return, by rank, the files in a folder with names that end in a rank number, such as ``nccl_trace_rank_3``."""
     found = {}
     for path in sorted(folder.iterdir())[:_MOST_FILES]:
         match = _RANK.search(path.name)
@@ -78,7 +78,7 @@ def dumps_in(folder: Path) -> dict[int, Path]:
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """A collective as stored in a dump. Lengths are limited, because a list in a pickle may contain itself."""
+    """A collective as stored in a dump. Lengths are limited, because a list in a pickle file may contain itself."""
 
     process_group: tuple[str | int, ...] | None = None
     collective_seq_id: _Number | None = None
@@ -110,9 +110,7 @@ def _unpickled(content: bytes) -> Any:
     """
     for number_of_opcodes, (opcode, argument, _) in enumerate(pickletools.genops(content), 1):
         if opcode.name in _PUTS and int(argument or 0) > number_of_opcodes:
-            raise pickle.UnpicklingError(
-                f"it refers to value number {argument:,} after only {number_of_opcodes:,} values"
-            )
+            raise pickle.UnpicklingError(f"it stores value number {argument:,} after only {number_of_opcodes:,} values")
     return _PlainValues(io.BytesIO(content)).load()
 
 
@@ -186,7 +184,7 @@ def _first_difference(ranks: _Numbered) -> Verdict | None:
 
 
 def _first_missing(ranks: _Numbered, members: Iterable[int]) -> Verdict | None:
-    """Return the verdict on the rank of the group that has called the fewest collectives, possibly zero."""
+    """Return the verdict on the rank of the group that has called the fewest collectives (or none)."""
     last = {rank: max(ranks.get(rank, ()), default=0) for rank in members}
     if not last or min(last.values()) == max(last.values()):
         return None

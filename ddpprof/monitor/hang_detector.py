@@ -1,10 +1,10 @@
-"""Detect hangs: no rank has finished its step for ten times the usual step time, and for at least a few seconds.
+"""Detect hangs: no rank has finished a step for ten times the usual step time and at least a few seconds.
 
 Intended pauses do not count as hangs: the first steps, saving and evaluation, the first batch of an epoch, a debugger,
-and a script whose own code computes, reads or writes, or waits for a program or for an event outside the job.
-Time during which the machine was suspended does not count either.
+and user code that computes, reads or writes, or waits for a program or for an event outside the job. Time during which
+the machine was suspended is not counted.
 
-`examine` determines the problem of a job, for the launcher and for ``ddpprof diagnose``.
+`examine` determines what is wrong with a job, for the launcher and for ``ddpprof diagnose``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ddpprof.monitor.pulse_files import PulseHead, read_heads, read_verdict
 
 _FEW_STEPS = 5
 _FIRST_STEPS_S = 600.0
-"""seconds that each of the first steps may take, because ``torch.compile`` may compile in it"""
+"""seconds that each of the first steps may take; ``torch.compile`` may compile during these steps"""
 _ON_PURPOSE_S = 600.0
 """seconds that a rank may spend saving or evaluating"""
 _FIRST_BATCH_S = 120.0
@@ -47,27 +47,27 @@ _FIRST_BATCH_S = 120.0
 _WORKS_S = 120.0
 """seconds that a rank may compute, read, write or wait for a program outside DDP in a step without an evaluation"""
 _POLLS_S = 60.0
-"""seconds that a rank may poll for something and sleep in between"""
+"""seconds that a rank may poll in a loop and sleep between polls"""
 _HELPERS_STEP_S = 5.0
 _OWN_STEP_S = 0.1
-"""CPU time that shows that a rank is not idle, seconds; a rank that only polls for a batch uses less"""
+"""a rank that uses at least this CPU time, in seconds, is not idle; a rank that only polls for a batch uses less"""
 _IDLE_S = 60.0
-"""seconds after which a rank that neither computes nor reads nor writes is no longer in an intended pause"""
+"""seconds without computing, reading or writing after which a rank is no longer in an intended pause"""
 _OUTSIDE_S = {Wait.INPUT: 120.0, Wait.NETWORK: 120.0, Wait.FILE: 120.0, Wait.FOREIGN_LOCK: 120.0, Wait.PIPE: 60.0}
 """seconds that an inactive rank may wait for something outside the job"""
 _LIKE_BEFORE = 2.0
-"""if a pause that was reported as a hang ended by itself, the next one at that line may be this many times as long"""
+"""if a pause that was reported as a hang ended by itself, the next pause at that line may be this many times as long"""
 _REST_S, _REST_OF_FIRST_S = 2.5, 60.0
-"""minimum seconds that a step may take to finish after a pause in it; the second value is for the first steps"""
+"""minimum seconds that a step may take to finish after a pause; the second value is for the first steps"""
 _MOST_MOVES = 3
-"""maximum number of times per step that a job is not reported because the activity of a rank has just changed"""
+"""maximum number of times per step that a report is put off because the activity of a rank has just changed"""
 _FORWARD_S = 3.0
 """seconds that DDP's broadcast of buffers may take in an evaluation while another rank waits elsewhere"""
 _STEPS = 64
 _SLEPT_S = 5.0
-"""delay of a check that shows that the machine slept, this process was stopped, or the clock was set, seconds"""
+"""if a check is late by this many seconds, the machine slept, this process was stopped, or the clock was set"""
 _STACKS_S = 2.5
-"""seconds that ranks may take to write their stacks, which they do when their step is overdue"""
+"""seconds that ranks with an overdue step may take to write their stacks"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class HangDetector:
         self._pause = _Pause()
 
     def look(self, missed_s: float = 0.0) -> Overdue | None:
-        """Return the step that is overdue now; ``None`` if no step is overdue or the ranks are not watched.
+        """Return the step that is now overdue; ``None`` if no step is overdue or the ranks are not watched.
 
         `missed_s`: delay of this check, or adjustment of the system clock since the previous check, in seconds.
         """
@@ -114,7 +114,7 @@ class HangDetector:
         return None if self._pause.was_just_now(overdue, now) else overdue
 
     def _wakes(self, now_ns: int) -> None:
-        """From now on, ignore timestamps before `now_ns`, because the machine slept or the clock was set."""
+        """Ignore timestamps before `now_ns` from now on, because the machine slept or the clock was set."""
         self._waking.wakes(now_ns)
         self._idle = _IdleTimes()
 
@@ -152,7 +152,7 @@ class HangDetector:
     ) -> Standstill | None:
         """Return the reason why an overdue job does not hang, if a rank is in an intended pause or has just left one.
 
-        Also store the time of the pause. `told`: the most recently reported hang of the job.
+        The time of the pause is stored, too. `told`: the most recently reported hang of the job.
         """
         now = self._clock()
         pauses = [self._pause_of(one, evidence, overdue, told) for one in evidence]
@@ -172,7 +172,7 @@ class HangDetector:
     def _pause_of(
         self, one: RankEvidence, evidence: Sequence[RankEvidence], overdue: Overdue, told: Verdict | None
     ) -> Standstill | None:
-        """Return what the rank waits for, and how long it may wait; ``None`` if it is not in an intended pause."""
+        """Return what the rank waits for and how long it may wait; ``None`` if it is not in an intended pause."""
         idle_s = self._idle.of(one, self._clock())
         debugged, outside = is_debugged(one.stack), _outside_of(one)
         works = idle_s < _IDLE_S and overdue.waited_s < pause_limit_s(one) and not _evaluates_alone(one, evidence)
@@ -215,7 +215,7 @@ class _Waking:
     def may_have_slept(self, took_ns: int) -> bool:
         """Return True if the machine may have slept during a check.
 
-        If several checks in a row take long, the reason is slow storage.
+        If several consecutive checks take long, the reason is slow storage.
         """
         took_long_before, self._took_long = self._took_long, took_ns > _SLEPT_S * 1e9
         return self._took_long and not took_long_before
@@ -223,8 +223,8 @@ class _Waking:
     def begin_of_step_ns(self, state: PulseState, now_ns: int) -> int:
         """Return the time at which the current step began, in ns since 1970.
 
-        This is the time in the pulse or, if that is in the future because the clock was set back, the time
-        at which the step was first seen.
+        This is the time in the pulse. If that time is in the future because the clock was set back, it is the time at
+        which the step was first seen.
         """
         if self._seen[0] != state.step:
             self._seen = state.step, now_ns
@@ -237,7 +237,8 @@ class _IdleTimes:
 
     def __init__(self) -> None:
         self._done: dict[int, tuple[tuple[float, int], int]] = {}
-        """by rank: CPU time used and bytes moved by its processes, and since when these have not changed"""
+        """by rank: CPU time and bytes read or written by its processes, and the time since which they have not changed
+        """
 
     def of(self, one: RankEvidence, now_ns: int) -> float:
         """Return the idle time of a rank in seconds; 0 if its process is not known."""
@@ -256,7 +257,7 @@ class _IdleTimes:
 def _of_helpers_s(one: RankEvidence, process: Process) -> float:
     """Return the CPU seconds of the rank's children and, on CPU, its other threads.
 
-    They are rounded down, so that the CPU time of ddpprof's own thread does not count.
+    The result is rounded down, so that the CPU time of ddpprof's own thread does not count.
     """
     computed_s = process.children_cpu_s + (process.threads_cpu_s if one.identity.device == "cpu" else 0.0)
     return computed_s // _HELPERS_STEP_S * _HELPERS_STEP_S
@@ -269,7 +270,7 @@ class _Pause:
         self.step: int | None = None
         self.seen_ns = 0
         self.num_moves = 0
-        """number of times that ranks made progress within the step, outside evaluations"""
+        """number of times that ranks made progress within the step, not counting evaluations"""
 
     def was_just_now(self, overdue: Overdue, now_ns: int) -> bool:
         """Return True if the pause ended so recently that the rest of its step may still be running."""
@@ -277,7 +278,7 @@ class _Pause:
 
 
 def _outside_of(one: RankEvidence) -> Wait | None:
-    """Return what a running rank waits for outside the job; ``None`` if there is none, or the rank is in DDP."""
+    """Return what a running rank waits for outside the job; ``None`` if it does not wait, or if the rank is in DDP."""
     process = one.process
     is_free = not (one.is_dead or one.has_ended or one.is_silent or one.is_swapping)
     is_held = process is not None and (process.is_stopped or process.is_traced)
@@ -286,7 +287,7 @@ def _outside_of(one: RankEvidence) -> Wait | None:
 
 
 def _as_before_s(one: RankEvidence, told: Verdict | None) -> float:
-    """Return the seconds for which a rank may pause at a line where it paused before and then continued."""
+    """Return the number of seconds that a rank may pause at a line where it paused before and then continued."""
     place = place_of_user(one.stack)
     if told is None or told.resumed_unix_ns is None or told.since_unix_ns is None or place is None:
         return 0.0
@@ -327,14 +328,14 @@ def _is_by_itself(one: RankEvidence) -> bool:
 
 
 def _that_moved(evidence: Sequence[RankEvidence], within_s: float) -> list[RankEvidence]:
-    """Return the ranks whose activity began less than `within_s` seconds ago. A hanging job has none."""
+    """Return the ranks with an activity that began less than `within_s` seconds ago: none if the job hangs."""
     return [one for one in evidence if not one.has_ended and one.now_ns - one.state.since_ns < within_s * 1e9]
 
 
 def _evaluates_alone(one: RankEvidence, evidence: Sequence[RankEvidence]) -> bool:
     """Return True if the rank's evaluation waits in DDP's broadcast of buffers for ranks that do not evaluate.
 
-    If all ranks evaluate with the DDP module, every rank is in that broadcast from time to time.
+    If all ranks evaluate with the DDP module, every rank is in this broadcast from time to time.
     """
     if one.state.activity != Activity.EVALUATION or not is_of_ddp(collective_of(one.stack)):
         return False
@@ -405,7 +406,7 @@ class Examination:
     standstill: Standstill | None = None
     """why the overdue step is not a hang"""
     evidence: tuple[RankEvidence, ...] = ()
-    """evidence that was used to find out whether the job is still running"""
+    """evidence that shows whether the job is still running"""
     is_over: bool = False
     was_interrupted: bool = False
     hung_at_last: bool = False
@@ -415,8 +416,8 @@ class Examination:
 def examine(directory: Path, detector: HangDetector | None = None, missed_s: float = 0.0) -> Examination:
     """Examine a job that is running, or that has ended or should have ended. Raises ``OSError``.
 
-    `detector`: the launcher's detector, which has watched the job from the beginning. If it is given, the job is
-    assumed to be running. `missed_s`: see `HangDetector.look`.
+    `detector`: the launcher's detector, which has watched the job from the beginning. If a detector is given, the job
+    is assumed to be running. `missed_s`: see `HangDetector.look`.
     """
     evidence: tuple[RankEvidence, ...] = ()
     if detector is None:

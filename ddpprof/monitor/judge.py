@@ -1,8 +1,8 @@
 """Find the rank at fault in a job that hangs or has failed, from the evidence about all ranks.
 
-Each rank is one row of a table (`Position`): where it is, whether it waits for other ranks, what it waits for outside
-the job, and which collectives it has called. The rules are tried in order, and the first rule that applies gives the
-verdict. Ranks that wait for other ranks are not at fault if there is a rank that does not wait.
+Each rank is one row of a table (`Position`). The row says where the rank is, whether it waits for other ranks, what it
+waits for outside the job, and which collectives it has called. The rules are tried in order, and the first rule that
+applies gives the verdict. A rank that waits for other ranks is not at fault if there is a rank that does not wait.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def judge(evidence: Sequence[RankEvidence]) -> Verdict:
 
 
 def _communicator(table: Table) -> ras.Communicator:
-    """Return the report of NCCL's RAS on the ranks; empty if RAS was not queried or did not answer."""
+    """Return the report of NCCL's RAS subsystem on the ranks; empty if it was not queried or did not answer."""
     return {one.rank: one.evidence.nccl for one in table if one.evidence.nccl is not None}
 
 
@@ -89,9 +89,9 @@ _MAY_BE_EARLY = (Fault.OWN_CODE, Fault.LOCK, Fault.OTHER_COLLECTIVE)
 
 
 def _with_early_ends(table: Table) -> Table:
-    """Mark the ranks that have left the training loop while other ranks have not.
+    """Mark the ranks that have left the training loop before other ranks.
 
-    If all ranks have left the loop, mark no rank.
+    If all ranks have left the loop, no rank is marked.
     """
     trains = any(is_in_a_loop(one.evidence.stack) for one in table)
     is_between_epochs = all(one.evidence.state.flags & StepFlag.RAN_OUT for one in table)
@@ -114,13 +114,13 @@ def _as_early(position: Position) -> Position:
 
 
 def _is_behind_loop(position: Position) -> bool:
-    """Return True if a rank is in a collective that the script calls outside any loop: after its training loop."""
+    """Return True if a rank is in a collective that the script calls outside any loop, after the training loop."""
     is_in_collective = position.waits_in is not None and not position.waits_in_ddp
     return is_in_collective and is_in_a_loop(position.evidence.stack) is False
 
 
 def _of_skipped_pass(table: Table) -> Verdict | None:
-    """Diagnose a rank that finished with too few backward passes, which made other ranks wait or fail."""
+    """Diagnose a rank that finished with too few backward passes, so that other ranks wait or fail."""
     found = find_skipped_pass({one.rank: _passes(one.evidence.state) for one in table})
     if found is None:
         return None
@@ -143,7 +143,7 @@ def _passes(state: PulseState) -> Passes:
 
 
 def _of_extra_pass(table: Table) -> Verdict | None:
-    """Diagnose a rank that ran more backward passes, in fewer steps or after most ranks have left the training loop."""
+    """Diagnose a rank that ran more backward passes, in fewer steps or after most ranks had left the training loop."""
     early = [one for one in table if one.fault is Fault.ENDED_EARLY]
     trains_on = [one for one in table if one not in early]
     if len(trains_on) == 1 < len(early) and trains_on[0].waits_in_ddp:
@@ -165,7 +165,7 @@ def _has_more_passes(one: Position, other: Position) -> bool:
 
 
 def _of_barrier_in_vain(table: Table) -> Verdict | None:
-    """Diagnose a ``monitored_barrier()`` whose error names the ranks that did not arrive."""
+    """Diagnose the error of a ``monitored_barrier()``, which names the ranks that did not arrive."""
     errors = [one.evidence.record.ended or "" for one in table if one.evidence.record is not None]
     named = next((found for error in errors if (found := _DID_NOT_COME.search(error)) is not None), None)
     if named is None:
@@ -182,7 +182,10 @@ _DID_NOT_COME = re.compile(r"Ranks?:? ([\d, ]+) failed to (?:pass|reach) monitor
 
 
 def _of_timeout(table: Table) -> Verdict | None:
-    """Diagnose collectives that timed out on all ranks but one, which took no part and was ended by the launcher."""
+    """Diagnose collectives that timed out on all ranks except one.
+
+    This rank did not call the collectives, and the launcher ended it.
+    """
     late = [one for one in table if how_likely_a_consequence(one.evidence) == 1 and _stood_outside(one)]
     others = [one for one in table if one not in late]
     if len(late) != 1 or not others or not all(map(_timed_out, others)):
@@ -191,7 +194,7 @@ def _of_timeout(table: Table) -> Verdict | None:
 
 
 def _stood_outside(one: Position) -> bool:
-    """Return True if, as far as is known, a rank was in no collective when it ended."""
+    """Return True if a rank is not known to have been in a collective when it ended."""
     is_outside = one.evidence.state.activity == Activity.OTHER and collective_of(one.evidence.stack) is None
     return one.fault is Fault.DIED and is_outside
 
@@ -202,7 +205,7 @@ def _timed_out(one: Position) -> bool:
 
 
 def _of_rank_behind_its_training(table: Table) -> Verdict | None:
-    """Diagnose a rank that ran as many backward passes as the finished ranks, and is stuck after the training loop."""
+    """Diagnose a rank that is stuck after its training loop and ran as many backward passes as the finished ranks."""
     over = [one for one in table if one.evidence.state.ended == Ended.FINISHED]
     left = [one for one in table if one not in over]
     passes = {one.evidence.state.num_passes for one in table}
@@ -217,7 +220,7 @@ def _is_in_training(one: Position) -> bool:
 
 
 def _of_fewer_launches(table: Table) -> Verdict | None:
-    """Diagnose ranks on accelerators, if NCCL has launched fewer collectives on one rank than on all other ranks.
+    """Diagnose ranks on accelerators if NCCL has launched fewer collectives on one rank than on all other ranks.
 
     The host runs ahead of its accelerator, so ranks that wait for other ranks may be at any line. If the rank is at a
     different line than all other ranks, the other ranks wait for the code at that line. If the rank is at the same line
@@ -233,7 +236,7 @@ def _of_fewer_launches(table: Table) -> Verdict | None:
 
 
 def _of_devices(table: Table) -> Verdict | None:
-    """Diagnose ranks that all wait for their accelerators at the same line, as in ``loss.item()``."""
+    """Diagnose ranks that all wait for their accelerators at the same line, for example in ``loss.item()``."""
     if len(table) < 2 or any(one.evidence.identity.device in (None, "cpu") for one in table):
         return None
     where = {(one.fault, one.place, one.progress) for one in table}
@@ -252,7 +255,7 @@ def _may_await_a_device(position: Position) -> bool:
 
 
 def _of_all_held(table: Table) -> Verdict | None:
-    """Diagnose ranks that all have the same problem, in which case no single rank is at fault."""
+    """Diagnose ranks that all have the same problem, so that no single rank is at fault."""
     first = table[0]
     if len(table) < 2 or first.fault not in _HOLDS_A_MACHINE or {one.fault for one in table} != {first.fault}:
         return None
@@ -275,13 +278,13 @@ def _of_free_rank(table: Table) -> Verdict | None:
 
 
 def _were_others_seen_to_fail(table: Table, blamed: Position) -> bool:
-    """Return True if the launcher recorded that all other ranks of the host failed."""
+    """Return True if the launcher recorded a failure of all other ranks on the host."""
     beside = [one for one in others_of(table, blamed) if one.evidence.identity.host == blamed.evidence.identity.host]
     return bool(beside) and all(one.evidence.exit is not None for one in beside)
 
 
 def _guilt(position: Position) -> tuple[int, int, int, tuple[int, int], int]:
-    """Return a sort key that is smallest for the rank that is most likely at fault."""
+    """Return a sort key that is smallest for the rank that is most likely to be at fault."""
     is_dead, seen = position.fault is Fault.DIED, position.evidence.exit
     ended_ns = (seen.unix_ns or 0) if is_dead and seen is not None else 0
     consequence = how_likely_a_consequence(position.evidence) if is_dead else 0
@@ -301,7 +304,7 @@ def _are_by_themselves(table: Table) -> bool:
 
 
 def _of_lone_evaluation(table: Table) -> Verdict | None:
-    """Diagnose ranks that all wait, if up to half of them are evaluating the DDP module."""
+    """Diagnose ranks that all wait if up to half of the ranks are evaluating the DDP module."""
     evaluating = [one for one in table if one.fault is Fault.EVALUATES_ALONE]
     if not 0 < len(evaluating) <= len(table) / 2:
         return None
@@ -309,7 +312,7 @@ def _of_lone_evaluation(table: Table) -> Verdict | None:
 
 
 def _of_odd_calls(table: Table) -> Verdict | None:
-    """Diagnose ranks that all wait, if sequence numbers show which rank skipped or added a collective."""
+    """Diagnose ranks that all wait if sequence numbers show which rank skipped or added a collective."""
     return _on_odd_rank(odd_by_calls(table), table)
 
 
@@ -360,7 +363,7 @@ _ROOTED = (
     *("gather", "gather_object", "scatter", "scatter_object_list", "reduce"),
     *("broadcast", "broadcast_object_list"),
 )
-"""collectives in which one rank sends to all others, or receives from them"""
+"""collectives in which one rank sends data to all other ranks or receives data from them"""
 
 
 def _waits_at(position: Position) -> tuple[str | None, str | None]:
@@ -368,7 +371,7 @@ def _waits_at(position: Position) -> tuple[str | None, str | None]:
 
 
 def _of_fewer_passes(table: Table) -> Verdict | None:
-    """Diagnose ranks that all wait in DDP's own collectives, if one rank has run fewer backward passes."""
+    """Diagnose ranks that all wait in DDP's own collectives if one rank has run fewer backward passes."""
     passes = [one.evidence.state.num_passes for one in table]
     if min(passes) == max(passes):
         return None
@@ -377,7 +380,7 @@ def _of_fewer_passes(table: Table) -> Verdict | None:
 
 
 def _of_fewer_calls(table: Table) -> Verdict | None:
-    """Diagnose ranks that all wait in the same backward pass, if a rank has begun fewer reductions than other ranks."""
+    """Diagnose ranks that all wait in the same backward pass if a rank has begun fewer all-reduces than other ranks."""
     return _on_odd_rank(behind_by_calls(table), table) if all(one.waits_in_reducer for one in table) else None
 
 
@@ -411,10 +414,10 @@ _EXIT_S = 8.0
 
 
 def judge_exit(evidence: Sequence[RankEvidence]) -> Verdict | None:
-    """Return the verdict on a job whose training has ended, if one of its processes does not exit, else ``None``.
+    """Return the verdict on a job if training has ended but a process does not exit; otherwise ``None``.
 
-    Only processes that have reported that they are exiting and have written their stacks afterwards are considered,
-    because a script may continue after training. A process that computes, reads or writes is still busy.
+    A script may continue after training, so only processes are considered that have reported that they are exiting and
+    have written their stacks afterwards. A process that computes, reads or writes is still busy.
     """
     if not evidence or any(one.state.ended != Ended.FINISHED for one in evidence):
         return None
@@ -443,7 +446,7 @@ def _stands_at_exit(one: RankEvidence) -> bool:
 
 
 def judge_records(records: Sequence[Record], exits: Sequence[ProcessExit]) -> Verdict | None:
-    """Return the verdict on a job that failed before any rank had a pulse; ``None`` if it did not fail."""
+    """Return the verdict on a job that failed before any rank had a pulse file; ``None`` if it did not fail."""
     failure = find_failure([rank_end(one) for one in records], exits)
     first = None if failure is None else failure.first or next((one for one in failure.others if one.failed), None)
     if first is None:

@@ -34,20 +34,20 @@ Flags = npt.NDArray[np.bool_]
 _OF_NORMAL = 1.4826
 """standard deviation of a normal distribution divided by its median absolute deviation"""
 _OF_MEDIAN = 1.2533
-"""standard error of a median divided by that of a mean"""
+"""standard error of a median divided by the standard error of a mean"""
 _THREE_OF_FOUR = 1.1503
 """three quarters of normally distributed values deviate by less than this, in standard deviations"""
 _FOLLOWED = 1.1
-"""correction factor, because subtracting the median of the values around a window removes part of its variation"""
+"""correction factor; subtracting the median of the values around a window removes part of the window's variation"""
 
 
 def noise_of_windows(values: Floats, window: int, around: int, share_steps: bool, two_levels: float) -> float:
     """Return the standard deviation of window means while the level is steady.
 
     This is the observed standard deviation or, if larger, the standard deviation expected from the spread of single
-    values. Each value is taken relative to the median of its `around` neighbors, so that a lasting change is not noise.
-    Windows whose halves differ by `two_levels` or more are left out. `share_steps`: two consecutive values have a step
-    in common.
+    values. Each value is taken relative to the median of its `around` neighbors, so that a lasting change does not
+    count as noise. Windows with halves that differ by `two_levels` or more are left out. `share_steps`: whether two
+    consecutive values have a step in common.
     """
     values = values - _levels_around(values, around, window)
     alone = _OF_NORMAL * _OF_MEDIAN * _median_deviation(values) / sqrt(window / 2 if share_steps else window)
@@ -102,9 +102,9 @@ LASTING = log(1.04)
 OVER = log(1.03)
 """a slowdown has ended if the increase is less than this"""
 TWO_LEVELS = log(1.10)
-"""minimum change of the step time within a slowdown that begins another one"""
+"""minimum change of the step time within a slowdown that counts as the beginning of another slowdown"""
 MOST_SHIFT = log(2)
-"""a slowdown that doubles the step time always counts, however noisy the steps before it were"""
+"""a slowdown that doubles the step time always counts, even if the step times before it were very noisy"""
 NOISES = 5.0
 _PARTS = 3
 
@@ -115,18 +115,18 @@ class LevelShift:
 
     first_step: int
     last_step: int | None
-    """``None`` while it lasts"""
+    """``None`` if the slowdown has not ended"""
     before_ns: int
     """normal step time, ns"""
     after_ns: int
     num_steps: int
-    """number of values over which `after_ns` is the median"""
+    """number of values of which `after_ns` is the median"""
     is_noise: bool = False
     """whether later steps showed that step times normally vary by this much"""
 
     @property
     def lost_ns(self) -> int:
-        """Total additional time of all steps in the period, ns; 0 if it turned out not to be a slowdown."""
+        """Total additional time of all steps in the period, in ns; 0 if the slowdown was withdrawn."""
         return (self.after_ns - self.before_ns) * self.num_steps if self.was_slow else 0
 
     @property
@@ -148,7 +148,7 @@ class Windows:
 
     window: int = 32
     part: int = 9
-    """number of values in each of the last `_PARTS` parts of a window, all of which must be above the level"""
+    """number of values in each of the last `_PARTS` parts of a window; every part must be above the level"""
     least_normal: int = 48
     """minimum number of normal values for a slowdown to be detected"""
     most_normal: int = 512
@@ -156,8 +156,8 @@ class Windows:
     most_noise: int = 1024
     """number of most recent values that determine the noise"""
     recent: int = 192
-    """number of most recent normal values that determine the step time just before a slowdown; they also lower the
-    level if they are shorter, for example after a busy period
+    """number of most recent normal values that determine the step time just before a slowdown; if they are shorter, for
+    example after a busy period, they also lower the level
     """
     refresh: int = 32
     """number of values after which level and noise are computed again"""
@@ -177,7 +177,7 @@ OF_SUMMARIES = Windows(
     refresh=1,
     averages_pairs=False,
 )
-"""for values that are medians of many steps"""
+"""window sizes for values that are medians of many steps"""
 
 
 class LevelShifts:
@@ -189,7 +189,7 @@ class LevelShifts:
         self._counts = windows
         self._normal = _Values()
         self._steady: Floats = _NOTHING
-        """values from which the noise is computed: normal ones, and those of slowdowns without the increase"""
+        """values from which the noise is computed: normal values, and values of slowdowns without the increase"""
         self._pending = _Values()
         """values since the last change; all values before the last window belong to one level"""
         self._last_log: float | None = None
@@ -206,7 +206,7 @@ class LevelShifts:
         return normal
 
     def feed(self, number: Int64Column, length_ns: Int64Column, is_usual: Flags) -> None:
-        """Process more steps. `is_usual`: whether a step has no known reason to be longer."""
+        """Process more steps. `is_usual`: for each step, whether there is no known reason why it may be longer."""
         usual = is_usual & (length_ns > 0)
         numbers, values = number[usual], np.log(length_ns[usual].astype(np.float64))
         if not len(values):
@@ -234,7 +234,7 @@ class LevelShifts:
             self._refresh()
 
     def _first_change(self, begin: int) -> int | None:
-        """Return the number of pending values after which a change is detected: the smallest above `begin`."""
+        """Return the smallest number of pending values, above `begin`, after which a change is detected."""
         window = self._counts.window
         first = max(begin + 1, window)
         if self._level is None or first > len(self._pending):
@@ -255,7 +255,7 @@ class LevelShifts:
         return min(max(LEAST_SHIFT, NOISES * self._noise), MOST_SHIFT)
 
     def _is_above(self, windows: Floats, level: float, threshold: float) -> Flags:
-        """Return, for each window, whether it exceeds the level by the threshold, and not only in a short burst."""
+        """Return, for each window, whether it exceeds the level by the threshold in more than a short burst."""
         part = self._counts.part
         ends = [windows.shape[1] - number * part for number in range(_PARTS)]
         parts = [np.median(windows[:, end - part : end], axis=1) for end in ends]
@@ -330,7 +330,7 @@ class LevelShifts:
         )
 
     def _judge_again(self, slow: _Slow) -> None:
-        """Withdraw a short slowdown if its own steps show that step times vary by that much."""
+        """Withdraw a short slowdown if its own step times vary by as much as they increased."""
         if not 0 < len(slow.values) <= self._counts.most_normal:
             return
         self._noise = self._noise_of(self._with(slow.without_growth))
@@ -342,7 +342,7 @@ class LevelShifts:
             self._learn()
 
     def _withdraw(self, first: int, least_growth: float = inf) -> None:
-        """Starting at index `first`, withdraw slowdowns whose step time grew by less than the factor `least_growth`."""
+        """Withdraw slowdowns from index `first` on if their step time grew by less than the factor `least_growth`."""
         for number, shift in enumerate(self.shifts[first:], first):
             if shift.after_ns < least_growth * shift.before_ns:
                 self.shifts[number] = replace(shift, is_noise=True)

@@ -37,13 +37,13 @@ Say = Callable[[str], None]
 _LAUNCHER_S = 30.0
 """seconds that a launcher may take to end the other ranks after one rank has died"""
 _RESTART_S = 600.0
-"""seconds that a launcher may take to restart all ranks after all of them have died"""
+"""seconds that a launcher may take to restart the ranks after all ranks have died"""
 _MAY_GO_ON = (Hint.WAITS_OUTSIDE, Hint.WAITS_FOR_INPUT)
-"""hints for which ``--kill-after`` does not end a job; it also does not end a job whose training has ended"""
+"""hints for which ``--kill-after`` does not end a job; after the end of training, it does not end a job either"""
 
 
 class HangLook:
-    """Reports that a job hangs, and why. Ends the job after `kill_after_s`, unless this is ``None``."""
+    """Reports that a job hangs, and why. Ends the job after `kill_after_s` seconds, unless this is ``None``."""
 
     every_s = 1.0
 
@@ -55,7 +55,7 @@ class HangLook:
         self._hangs_at: int | None = None
         """step of the current hang"""
         self._told_of: set[tuple[int | None, str | None]] = set()
-        """rank and line of each standstill that was reported"""
+        """rank and line of each reported standstill"""
         self._judged_at = 0.0
 
     def at(self, directory: Path, missed_s: float, is_over: bool) -> None:
@@ -72,12 +72,14 @@ class HangLook:
         if overdue is None or (self._hangs_at is not None and overdue.step > self._hangs_at):
             self._goes_on(directory)
         elif self._is_to_end():
-            self._say(f"the job still hangs after {self._kill_after_s:g} more seconds, so --kill-after ends it")
+            self._say(
+                f"the job still hangs after {self._kill_after_s:g} more seconds, so ddpprof ends it (--kill-after)"
+            )
             self._kill_after_s = None
             os.kill(os.getpid(), signal.SIGTERM)  # the launcher passes it on to the job, like a user's signal
 
     def _examine(self, directory: Path, missed_s: float) -> None:
-        """Report once what is wrong, or what a rank waits for outside the job while other ranks wait for it."""
+        """Report the fault once, or report that the rank that delays other ranks waits for an event outside the job."""
         seen = examine(directory, self._detector, missed_s)
         if seen.standstill is not None:
             self._tell_of_standstill(seen.standstill)
@@ -99,7 +101,7 @@ class HangLook:
         return time.monotonic() - self._judged_at > self._kill_after_s
 
     def _tell_of_standstill(self, found: Standstill) -> None:
-        """Report, once per line of code, what a rank waits for outside the job while other ranks wait for it."""
+        """Report, once per line of code, what a rank waits for outside the job while other ranks wait for this rank."""
         place = found.rank, found.place
         if found.waits_for is not None and found.waiting and place not in self._told_of:
             self._told_of.add(place)
@@ -123,7 +125,7 @@ class HangLook:
             self._say(f"Stacks of all threads: {path}")
 
     def _goes_on(self, directory: Path) -> None:
-        """Record and report that a job that hung has finished the step."""
+        """Record and report that a job has finished the step in which it hung."""
         if self._verdict is None or self._hangs_at is None:
             return
         if not any(head.state.step > self._hangs_at for head in read_heads(directory, 1)):
@@ -135,7 +137,7 @@ class HangLook:
 
 
 def _patience_s(directory: Path) -> float:
-    """Return the seconds to wait for the launcher to act if a job has a dead rank and makes no progress."""
+    """Return the number of seconds to wait for the launcher to act if a rank is dead and the job makes no progress."""
     training = [head for head in read_heads(directory, 1) if head.state.ended == Ended.NOT_YET]
     return _RESTART_S if all(map(_has_left, training)) else _LAUNCHER_S
 
@@ -147,14 +149,14 @@ def _has_left(head: PulseHead) -> bool:
 
 
 class LossLook:
-    """Reports once that a loss is NaN or infinite, and the first rank with such a loss."""
+    """Reports once that a loss is NaN or infinite, and on which rank this happened first."""
 
     every_s = 2.0
 
     def __init__(self, say: Say) -> None:
         self._say = say
         self._told_of: Path | None = None
-        """the attempt for which this has been reported"""
+        """the attempt for which a loss has been reported"""
         self._waits_in: Path | None = None
         """the attempt for which the report was delayed, so that the ranks can write their learning rates"""
 
@@ -178,11 +180,11 @@ class LossLook:
 
 
 _MOST_SAID = 20
-"""maximum number of slowdowns that the launcher reports; all are in the report"""
+"""maximum number of slowdowns that the launcher reports; the report contains all of them"""
 _WORTH_SAYING = 0.10
-"""minimum growth of a step for the launcher to report it"""
+"""the launcher reports a slowdown if the step time has grown by at least this share"""
 _MUCH_WORSE = 0.5
-"""minimum growth beyond the reported one for the launcher to report it again"""
+"""the launcher reports a slowdown again if the step time has grown further by at least this share"""
 _LASTING_S = 20.0
 """seconds that a slowdown must last before the launcher reports it"""
 
@@ -250,7 +252,7 @@ def _chains(slowdowns: Sequence[StepSlowdown]) -> list[list[StepSlowdown]]:
 
 
 def _have_lasted(slowdowns: Sequence[StepSlowdown]) -> bool:
-    """Return True if slowdowns lasted longer in total than other work on the machine usually does."""
+    """Return True if the slowdowns lasted longer in total than disturbances by other work on the machine usually do."""
     if any(one.began_ns is None for one in slowdowns):
         return True
     now_ns = time.time_ns()

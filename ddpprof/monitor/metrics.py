@@ -1,4 +1,4 @@
-"""Metrics of a running job, from the pulses of its ranks, named according to Prometheus and OpenTelemetry conventions.
+"""Metrics of a running job, from the pulse files of its ranks, with names that follow Prometheus and OpenTelemetry.
 
 The number of time series is bounded: the only labels are the rank and the part or quantile of a step, and only the
 first `MOST_RANKS` ranks are exported.
@@ -256,7 +256,7 @@ def _send(collector: str, read: Callable[[], list[Metric]]) -> Callable[[], None
     read_at, latest = 0.0, []
 
     def now() -> list[Metric]:
-        """Return the metrics. They are read once per export, not once per instrument."""
+        """Return the metrics. They are read once per export instead of once per instrument."""
         nonlocal read_at, latest
         if time.monotonic() - read_at > _EVERY_MS / 2000:
             read_at, latest = time.monotonic(), read()
@@ -284,8 +284,8 @@ def opentelemetry_name(kind: MetricKind) -> str:
 def for_this_machine(application: Any) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
     """Return a WSGI application that answers requests for other hosts with status 403 (DNS rebinding).
 
-    A web page can make its own host name resolve to 127.0.0.1, which would let its scripts read the server's responses.
-    The browser still sends that host name in the ``Host`` header.
+    A web page can make its own host name resolve to 127.0.0.1, so that its scripts could read the server's responses.
+    However, the browser still sends that host name in the ``Host`` header.
     """
 
     def checked(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

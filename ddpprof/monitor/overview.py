@@ -25,7 +25,7 @@ from ddpprof.monitor.whole_run import history, nonfinite_steps, usual_length_ns
 from ddpprof.words import clauses
 
 _LATE_SIGN_NS = 2 * 10**9
-"""age of the last heartbeat from which the process may no longer exist; there is one heartbeat per second"""
+"""if the last heartbeat is older than this, the process may no longer exist; there is one heartbeat per second"""
 
 
 class Standing(StrEnum):
@@ -33,11 +33,11 @@ class Standing(StrEnum):
 
     TRAINING = "training"
     WAITS = "waits"
-    """it has been in the backward pass for longer than it usually computes there, so it waits for other ranks"""
+    """the rank has been in the backward pass for longer than its usual computation, so it waits for other ranks"""
     NO_SIGN = "no sign"
-    """no heartbeat, not even from ddpprof's own thread: the process is stopped, or something holds Python's GIL"""
+    """even ddpprof's own thread sends no heartbeat: the process is stopped, or another thread holds Python's GIL"""
     GONE = "gone"
-    """the process is dead and has not recorded its end"""
+    """the process is dead and has not recorded how it ended"""
     ENDED = "ended"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
@@ -46,7 +46,7 @@ class Standing(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        """Whether the rank will not report anything more."""
+        """Whether the rank has sent its last report."""
         return self not in (Standing.TRAINING, Standing.WAITS, Standing.NO_SIGN)
 
     @property
@@ -65,7 +65,7 @@ _ENDS: Mapping[int, Standing] = {
 
 @dataclass(frozen=True, slots=True)
 class RankNow:
-    """Current state of a rank. Durations are medians over its most recent steps; ages are measured until now."""
+    """Current state of a rank. Durations are medians over its most recent steps, and ages are measured until now."""
 
     rank: int
     host: str
@@ -74,17 +74,17 @@ class RankNow:
     activity_age_ns: int
     step_ns: int | None
     own_ns: int | None
-    """``None`` if the waiting time is unknown, as on accelerators"""
+    """``None`` if the waiting time is unknown, for example on accelerators"""
     data_ns: int | None
     wait_ns: int | None
-    """``None`` if unknown, as on accelerators"""
+    """``None`` if unknown, for example on accelerators"""
     memory_bytes: int | None
     standing: Standing
     sign_age_ns: int
     num_passes: int
     stack: str | None
     nonfinite: NonfiniteSteps | None = None
-    """its steps whose loss was NaN or infinite"""
+    """steps with a NaN or infinite loss"""
 
 
 def rank_now(rank: int, head: PulseHead, now_ns: int) -> RankNow:
@@ -118,9 +118,9 @@ def _usual(steps: PulseSteps) -> PulseSteps:
 
 
 def _with_waiting(steps: PulseSteps) -> PulseSteps:
-    """Return the steps whose waiting time is known.
+    """Return the steps with a known waiting time.
 
-    For models with many gradients, the waiting time is unknown for some steps.
+    For models with many gradients, the waiting time of some steps is unknown.
     """
     return rows_of(steps, steps.wait_ns != UNKNOWN)
 
@@ -140,7 +140,7 @@ def _standing(head: PulseHead, usual: PulseSteps, now_ns: int) -> Standing:
 
 
 def _waits(head: PulseHead, usual: PulseSteps, now_ns: int) -> bool:
-    """Return True if the rank has been in the backward pass for longer than it usually computes there."""
+    """Return True if the rank has been in the backward pass for longer than its usual computation."""
     known = _with_waiting(usual)
     if head.state.activity != Activity.BACKWARD or not len(known):
         return False
@@ -148,7 +148,7 @@ def _waits(head: PulseHead, usual: PulseSteps, now_ns: int) -> bool:
 
 
 _STUCK_NS = 10**9
-"""minimum time without progress before a rank is reported to wait for a rank that is behind"""
+"""a rank is reported to wait for a rank that is behind after this time without progress"""
 _WORTH = 0.1
 """minimum difference between the own times of the slowest and the other ranks, as a share of a step"""
 _MOST_NAMED = 3
@@ -215,12 +215,12 @@ class StepTimes:
     rank: int
     num_steps: int
     span_ns: int
-    """time from the first of these steps to now, or to the end of training"""
+    """time from the first step to now, or to the end of training"""
     median_ns: int
     p90_ns: int
     p99_ns: int
     spark_ns: tuple[int | None, ...]
-    """median step length in equal intervals of the last minutes, oldest first; ``None`` where no step ended"""
+    """median step time in equal intervals of the last minutes, oldest first; ``None`` for intervals without steps"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,7 @@ def is_starting(path: Path) -> bool:
 
 
 def refuse_starting(path: Path) -> None:
-    """Raise `DdpprofError` if a job was just started with `path` as its output, and none of its ranks trains yet."""
+    """Raise `DdpprofError` if a job that writes to `path` has just been started, and no rank is training yet."""
     if is_starting(path):
         raise DdpprofError(f"{STARTING.format(path)} Try again in a few seconds.")
 
@@ -284,7 +284,7 @@ def find_pulses(path: Path) -> Path:
 
 
 def look_at(directory: Path, now_ns: int) -> Overview:
-    """Return the current state of the job whose pulses are in this directory.
+    """Return the current state of the job with its pulse files in this directory.
 
     Raises `DdpprofError` if no pulse can be read.
     """
@@ -298,7 +298,7 @@ def look_at(directory: Path, now_ns: int) -> Overview:
             missing.append(f"rank {rank}'s pulse file cannot be read: {error.strerror}.")
     if not heads:
         why = missing[0] if missing else "its pulse files no longer exist."
-        raise DdpprofError(f"{directory}: {why} View what was recorded with: ddpprof report {directory}")
+        raise DdpprofError(f"{directory}: {why} View the recorded part with: ddpprof report {directory}")
     return overview_of(directory.resolve().name, heads, _pulse(directory, min(heads)), now_ns, tuple(missing))
 
 
@@ -336,7 +336,7 @@ def overview_of(
 
 
 def _rate(rows: PulseSummaries, end_ns: int) -> float | None:
-    """Return the steps per second over the last minute, which decrease while the job makes no progress."""
+    """Return the steps per second over the last minute. The rate decreases while the job makes no progress."""
     if not len(rows):
         return None
     since_ns = max(end_ns - _RATE_NS, int(rows.start_ns[0]))

@@ -1,6 +1,6 @@
-"""Determine where the training thread of a rank is, and whether the rank waits for other ranks or makes them wait.
+"""Determine which code the training thread of a rank runs, and whether the rank waits for other ranks or vice versa.
 
-Functions of libraries are recognized by their names and files. A `Position` is one row of the table of evidence, and is
+Functions of libraries are recognized by their names and files. A `Position` is one row of the table of evidence. It is
 made by the first rule that applies to the rank.
 """
 
@@ -36,7 +36,8 @@ class Position:
 
     evidence: RankEvidence
     waits_in: str | None
-    """collective, or `REDUCER`, in which it waits for other ranks; ``None`` if it does not wait for them"""
+    """collective (or `REDUCER`) in which the rank waits for other ranks; ``None`` if it does not wait for other ranks
+    """
     fault: Fault
     """why other ranks have to wait, if this rank is at fault"""
     detail: str | None = None
@@ -52,7 +53,7 @@ class Position:
 
     @property
     def waits_in_ddp(self) -> bool:
-        """Whether the rank waits, or died, in one of DDP's own collectives rather than one of the script's."""
+        """Whether the rank waits or died in one of DDP's own collectives, and not in a collective of the script."""
         if self.fault is Fault.DIED:
             in_pass = self.evidence.state.activity in (Activity.BACKWARD, Activity.FORWARD)
             record = self.evidence.record
@@ -74,7 +75,7 @@ class Position:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Number of backward passes that this rank has begun, and of buckets launched in the last of these passes."""
+        """Number of backward passes that this rank has begun, and number of buckets launched in the last pass."""
         state = self.evidence.state
         return state.num_passes, state.bucket + 1
 
@@ -193,7 +194,7 @@ _RULES = (
 
 
 def outside_wait(one: RankEvidence) -> Wait | None:
-    """Return what a rank waits for outside the job, in the script's own code."""
+    """Return what a rank waits for outside the job, if it waits in the script's own code."""
     if not one.stack or collective_of(one.stack) is not None:
         return None
     if one.wait is Wait.EVENTS:
@@ -213,12 +214,12 @@ def why_ended(one: RankEvidence) -> Hint | None:
 
 
 def _workers(evidence: RankEvidence) -> str | None:
-    """Return a clause that names the rank's DataLoader workers that cannot run or, if there are none, all workers."""
+    """Return a clause that names the rank's blocked DataLoader workers or, if no worker is blocked, all workers."""
     held = [f"process {one.pid} is {_STATES[one.state]}" for one in evidence.workers if one.state in _STATES]
     if held:
         return f"of its workers, {', '.join(held[:4])}"
     if not evidence.workers:
-        return "it has no workers: the training process loads the data itself"
+        return "it has no workers, so the training process loads the data itself"
     listed = ", ".join(str(one.pid) for one in evidence.workers[:4])
     return f"its workers are alive: {listed}{' …' if len(evidence.workers) > 4 else ''}"
 
@@ -242,7 +243,7 @@ def is_at_a_lock(stack: Sequence[Frame]) -> bool:
 
 
 def is_at_a_socket(stack: Sequence[Frame]) -> bool:
-    """Return True if a thread that waits for events is in the user's code or a network library."""
+    """Return True if the thread waits for events in the user's code or in a network library."""
     return bool(stack) and (stack[-1].is_of_user or _SOCKETS.search(stack[-1].file) is not None)
 
 
@@ -267,13 +268,13 @@ def is_in_engine(stack: Sequence[Frame]) -> bool:
 
 
 _AT_EXIT = {
-    "_finalize_join": "a multiprocessing.Queue still contains items that the process put into it",
+    "_finalize_join": "a multiprocessing.Queue still contains items that this process has put into the queue",
     "_python_exit": "a concurrent.futures executor still has work",
     "_shutdown_workers": "the DataLoader's workers do not exit",
     "_shutdown": "a non-daemon thread is still running",
     "_exit_function": "a function registered to run at exit does not return",
 }
-"""Python functions that run when a process exits, and why they may not return"""
+"""Python functions that run when a process exits, and the reason why each may not return"""
 
 
 def why_no_exit(stack: Sequence[Frame]) -> str | None:
@@ -288,7 +289,7 @@ def place_at_exit(stack: Sequence[Frame]) -> Frame | None:
 
 
 def polls(stack: Sequence[Frame]) -> bool:
-    """Return True if the thread is in a ``while`` loop, in the innermost user function or in functions it called."""
+    """Return True if the thread is in a ``while`` loop of the innermost user function or a function called by it."""
     user = next((number for number, frame in enumerate(reversed(stack)) if frame.is_of_user), None)
     if user is None:
         return False
@@ -312,13 +313,13 @@ class _Loop(NamedTuple):
     last: int
     is_while: bool
     function: int
-    """line of the function that contains it; 0 outside of functions"""
+    """line of the function that contains the loop; 0 outside functions"""
     exits: tuple[int, ...]
-    """lines at which a ``break`` or a ``return`` leaves it"""
+    """lines at which a ``break`` or a ``return`` exits the loop"""
 
 
 def loop_left(stack: Sequence[Frame]) -> str | None:
-    """Return a clause with the lines at which the last loop before the thread's line can exit early; else ``None``.
+    """Return a clause with the lines at which the last loop before the thread's line can exit early, or ``None``.
 
     Only the innermost user function with such a loop is considered.
     """

@@ -1,4 +1,4 @@
-"""Read from ``/proc`` what a rank's process does, and what its training thread waits for.
+"""Read from ``/proc`` what a rank's process is doing and what its training thread waits for.
 
 The system call of a thread shows what it waits for. If the system call is hidden, the kernel function in which the
 thread sleeps is used instead.
@@ -47,7 +47,7 @@ _PLACES = {
     Wait.SLEEP: re.compile("nanosleep|pause"),
     Wait.EVENTS: re.compile("poll|do_select|ep_"),
 }
-"""kernel functions in which a thread sleeps, by what it waits for"""
+"""kernel functions in which a thread sleeps, by the reason for waiting"""
 
 
 def wait_of(thread: Path) -> Wait | None:
@@ -100,7 +100,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process on this machine. "Main thread" means the training thread, even if it is another thread."""
+    """A process on this machine. "Main thread" means the training thread, even if that is a different thread."""
 
     pid: int
     name: str
@@ -114,7 +114,7 @@ class Process:
     children_cpu_s: float
     """CPU time of its living descendants, seconds"""
     num_paged_in: int
-    """number of major page faults of its main thread, that is, of pages read from swap or a mapped file"""
+    """number of major page faults of its main thread: pages that had to be read from swap or a mapped file"""
     swapped_bytes: int
     """memory of the process that is in swap, bytes"""
     seen_s: float
@@ -122,7 +122,7 @@ class Process:
     wait: Wait | None
     """what its main thread waits for; ``None`` if it does not sleep, or the system does not report it"""
     moved_bytes: int
-    """bytes that its main thread has read and written so far, to any file; 0 if the system does not report it"""
+    """bytes that its main thread has read from and written to files so far; 0 if the system does not report it"""
     started_ns: int | None = None
     """start time, ns since 1970, with the resolution of the system's tick; ``None`` if the system does not report it"""
     is_frozen: bool = False
@@ -142,7 +142,7 @@ class Process:
 
 
 def look_at(pid: int, thread: int | None = None) -> Process | None:
-    """Return the process; ``None`` if it does not exist or is dead.
+    """Return the process; ``None`` if it is dead or does not exist.
 
     `thread`: native ID of the thread to use instead of the main thread.
     """
@@ -179,7 +179,7 @@ def workers_of(pid: int) -> list[Process]:
 
 
 def holder_of_lock(pid: int, locks: Path = Path("/proc/locks")) -> int | None:
-    """Return the PID of the process that holds the file lock for which process `pid` waits, or ``None``."""
+    """Return the PID of the process that holds the file lock that process `pid` is waiting for, or ``None``."""
     holders: dict[str, int] = {}
     with suppress(OSError, ValueError, IndexError):
         for line in locks.read_text(encoding="ascii", errors="replace").splitlines():
@@ -201,7 +201,7 @@ def _started_ns(pid: int) -> int | None:
 
 
 def _does_another_run(pid: int, thread: int) -> bool:
-    """Return True if a thread of the process other than the given one is running or runnable."""
+    """Return True if any thread of the process except the given one is running or runnable."""
     with suppress(OSError):
         others = (folder for folder in Path(f"/proc/{pid}/task").iterdir() if folder.name != str(thread))
         return any(found is not None and found.state == "R" for found in map(stat_of, others))
@@ -214,5 +214,5 @@ def _moved_bytes(pid: int, thread: int) -> int:
 
 
 def num_swapped_in() -> int:
-    """Return the number of pages that this machine has read back from swap so far; 0 if it is not reported."""
+    """Return the number of pages that this machine has swapped in so far; 0 if the system does not report it."""
     return number_in(OF_MACHINE, "pswpin") or 0

@@ -1,7 +1,7 @@
 """Read the pulses of a run from another process, and read and write ``hang.json`` and ``slowdowns.json``.
 
 A rank writes its pulse to shared memory (``/dev/shm``) and copies it into the run directory every second. Processes on
-the same machine read the pulse in shared memory; processes on other machines read the copy.
+the same machine read the pulse in shared memory. Processes on other machines read the copy.
 """
 
 from __future__ import annotations
@@ -32,16 +32,19 @@ from ddpprof.model.whole_run import Slowdowns
 SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 (memory; files in it are created exclusively, under random names)
 _PREFIX = "ddpprof-pulse-"
 SILENT_NS = 4 * 10**9
-"""age of the last heartbeat from which a process counts as silent; ddpprof's thread in it writes one every second"""
+"""a process counts as silent if its last heartbeat is older than this; ddpprof's thread writes one every second"""
 SILENT_FAR_NS = 15 * 10**9
-"""the same for another machine, whose clock may differ and whose files may appear late on a shared file system"""
+"""the same for processes on other machines; clocks may differ, and files may appear late on a shared file system"""
 MOST_COMPARED = 64
 """maximum number of ranks that are compared step by step"""
 
 
 @cache
 def machine_id() -> str:
-    """Return an ID of this machine's boot and this process's PID namespace, in which PIDs are unique."""
+    """Return an ID of this machine's boot and this process's PID namespace.
+
+    PIDs are unique among processes with the same ID.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
@@ -76,7 +79,7 @@ def read_pulse(directory: Path, rank: int) -> Pulse:
 
 
 def read_head(directory: Path, rank: int, num_steps: int) -> PulseHead:
-    """Return a rank's state and up to `num_steps` of its most recent steps. Raises as `read_pulse` does."""
+    """Return a rank's state and up to `num_steps` of its most recent steps. Raises the same errors as `read_pulse`."""
     path = directory / rundir.pulse_file(rank)
     with _newest(path) as file, _named(path):
         begin = os.pread(file, layout.STEPS.at, 0)
@@ -116,7 +119,7 @@ def is_silent(identity: PulseIdentity, state: PulseState, now_ns: int) -> bool:
 
 
 def is_gone(identity: PulseIdentity) -> bool | None:
-    """Return True if the rank has recorded no end and its process is dead; ``None`` if it runs on another machine."""
+    """Return True if the rank's process died without recording its end; ``None`` if it runs on another machine."""
     if not _is_in_this_memory(identity):
         return None
     try:
@@ -162,7 +165,7 @@ def _last_steps(file: int, identity: PulseIdentity, state: PulseState, num_steps
 
 
 def read_heads(directory: Path, num_steps: int) -> Iterator[PulseHead]:
-    """Yield the state and most recent steps of each rank whose pulse can be read.
+    """Yield the state and most recent steps of each rank with a readable pulse file.
 
     Raises ``OSError`` if the directory does not exist.
     """
@@ -172,7 +175,7 @@ def read_heads(directory: Path, num_steps: int) -> Iterator[PulseHead]:
 
 
 def read_pulses(directory: Path) -> dict[int, Pulse]:
-    """Return the pulses of the first `MOST_COMPARED` ranks, without pulses that cannot be read."""
+    """Return the readable pulses of the first `MOST_COMPARED` ranks."""
     found = {}
     for rank in rundir.pulses_in(directory)[:MOST_COMPARED]:
         with suppress(OSError, DdpprofError):
@@ -249,7 +252,7 @@ def _gather(shared: Path) -> None:
 
 
 def _keep(content: bytes) -> None:
-    """Update the copy in the run directory and the rank's last step, unless they now belong to another recording."""
+    """Update the copy in the run directory and the rank's last step, unless the files belong to another recording."""
     head = content[: layout.HEAD_BYTES]
     identity, state = layout.decode_identity(head), layout.decode_state(content[layout.STATE_AT :])
     kept = Path(identity.kept)

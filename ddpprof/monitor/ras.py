@@ -1,8 +1,8 @@
 """Query NCCL's RAS subsystem about the ranks of a job that hangs, through a socket on this machine.
 
-NCCL has had the socket since version 2.24, and has answered in JSON since 2.28.7. Older versions answer in text, which
-names only the ranks that differ from the majority. One answer covers all machines of the job. ddpprof only connects to
-the loopback interface, and never from the training process.
+NCCL has had the socket since version 2.24, and has answered in JSON since 2.28.7. Older versions answer in plain text,
+and name only the ranks that differ from the majority. One answer covers all machines of the job. ddpprof only connects
+to the loopback interface, and never from the training process.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class NcclRank:
 
     pid: int | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
-    """collective operation → number of launches; in text, only operations whose numbers differ between ranks"""
+    """collective operation → number of launches; a text answer contains only operations that differ between ranks"""
     is_missing: bool = False
-    """whether RAS got no answer from its process"""
+    """whether RAS got no answer from the rank's process"""
     is_dead: bool = False
-    """whether RAS considers its process dead"""
+    """whether RAS considers the rank's process dead"""
     error: str | None = None
     """asynchronous error of the communicator on this rank"""
 
@@ -90,7 +90,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def address_of(pid: int | None) -> str:
-    """Return the address of the RAS socket, according to the environment with which the process was started."""
+    """Return the address of the RAS socket, according to the environment variables of the process."""
     name = f"{ADDRESS_VARIABLE}=".encode()
     with suppress(OSError, StopIteration):
         content = Path(f"/proc/{pid}/environ").read_bytes() if pid is not None else b""
@@ -101,7 +101,7 @@ def address_of(pid: int | None) -> str:
 def read_answer(answer: str, world_size: int) -> Communicator | None:
     """Return the communicator that contains all ranks of the job; ``None`` if there is none.
 
-    If there are several, the one with the most problems is returned.
+    If there are several, the communicator with the most problems is returned.
     """
     begin = answer.find("{")
     found = None
@@ -197,7 +197,7 @@ class _Section:
         self.ranks[rank] = NcclRank(counts={**there.counts, **(counts or {})}, **merged)
 
     def _names_others(self, operation: str, num_usual: int, world_size: int) -> bool:
-        """Return True if the answer names all ranks whose number of launches differs from the majority's."""
+        """Return True if the answer names all ranks with a number of launches that differs from the majority's."""
         known = [one for one in self.ranks.values() if one.is_missing or operation in one.counts]
         return bool(operation) and num_usual + len(known) == world_size
 
@@ -231,7 +231,7 @@ def _of_text(lines: Iterable[str], world_size: int) -> list[Communicator]:
 
 
 def differing(communicator: Communicator) -> dict[str, dict[int, list[int]]]:
-    """Return the operations whose number of launches differs between ranks: operation → number of launches → ranks."""
+    """Return operations with different numbers of launches on the ranks: operation → number of launches → ranks."""
     found: dict[str, dict[int, list[int]]] = {}
     for rank, one in sorted(communicator.items()):
         for operation, number in one.counts.items():
@@ -240,9 +240,9 @@ def differing(communicator: Communicator) -> dict[str, dict[int, list[int]]]:
 
 
 def behind(communicator: Communicator) -> int | None:
-    """Return the rank that has launched fewer collectives than all other ranks, which have launched the same number.
+    """Return the rank that has launched fewer collectives than all other ranks, or ``None``.
 
-    Returns ``None`` if there is no such rank.
+    All other ranks must have launched the same number of collectives.
     """
     totals = {rank: sum(one.counts.values()) for rank, one in communicator.items() if one.counts}
     if len(totals) < max(2, len(communicator)):
@@ -271,10 +271,10 @@ def _process(communicator: Communicator, ranks: Sequence[int]) -> str:
 
 
 def _counts_in_words(operation: str, numbers: Mapping[int, Sequence[int]]) -> str:
-    """Return, for example, ``rank 1 has launched 100 AllReduce operations, and ranks 0, 2 and 3 101``."""
+    """Return, for example, ``rank 1 has launched 100 AllReduce operations (ranks 0, 2, 3: 101)``."""
     what = "" if operation == "collective" else f"{operation} "
     groups = [(ranks_in_words(numbers[number]), number) for number in sorted(numbers)][:_MOST_GROUPS]
     (who, fewest), *rest = groups
     has = "has" if len(numbers[fewest]) == 1 else "have"
-    others = ", ".join(f"{others} {number:,}" for others, number in rest)
-    return f"{who} {has} launched {fewest:,} {what}operations, {others}"
+    others = ", ".join(f"{others}: {number:,}" for others, number in rest)
+    return f"{who} {has} launched {fewest:,} {what}operations ({others})"

@@ -18,7 +18,7 @@ _FIRST_LOOK_S = 3.0
 _SHARE = 0.02
 """maximum average share of a CPU core that each kind of check may use"""
 _LONG_S = 1.0
-"""duration from which a check counts as long, seconds"""
+"""a check that takes at least this many seconds counts as long"""
 _MOST_FAILURES = 30
 """number of consecutive I/O errors after which the job is no longer watched"""
 _RETRY_S = 1.0
@@ -34,8 +34,8 @@ class Look(Protocol):
     def at(self, directory: Path, missed_s: float, is_over: bool) -> None:
         """Check the run in a directory.
 
-        `missed_s`: time for which this process did not run since the previous check. `is_over`: whether the job has
-        ended, which makes this the last check.
+        `missed_s`: time since the previous check during which this process did not run. `is_over`: whether the job has
+        ended, so that this is the last check.
         """
 
 
@@ -96,7 +96,7 @@ class RunWatch:
                 look.at(directory, 0.0, is_over=True)
 
     def _looks(self) -> tuple[Look, ...]:
-        """Return all checks. Their modules are imported in this thread, because the import would delay the job."""
+        """Return all checks. Their modules are imported in this thread, so that the import does not delay the job."""
         from ddpprof.monitor.looks import HangLook, LossLook, SlowdownLook
 
         return (
@@ -106,7 +106,7 @@ class RunWatch:
         )
 
     def _name_top(self, directory: Path) -> None:
-        """Print where the run is, once, as soon as its ranks can be shown."""
+        """Print the location of the run once, as soon as its ranks can be shown."""
         if self._names_top and rundir.pulses_in(directory):
             self._names_top = False
             self._say(f"the run is in {self._out}. View its ranks with: ddpprof top {self._out}")
@@ -124,7 +124,7 @@ class _Failures:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Suppress an ``OSError`` unless there were too many in a row."""
+        """Suppress an ``OSError``, unless too many have occurred in a row."""
         try:
             yield
             self.in_a_row = 0
@@ -146,12 +146,11 @@ class _Turn:
         self._failures = _Failures()
 
     def look_at(self, directory: Path, slow_s: float) -> float:
-        """Check the run.
-
-        Return the duration of the check in seconds if this check and the previous one took long, else 0.
+        """Check the run. Return the duration of the check in seconds if this and the previous check were long,
+        otherwise 0.
 
         `slow_s`: sum of the durations returned so far for all kinds of checks. Long checks delay the current check.
-        Such a delay does not count as missed time: its cause is slow storage.
+        This delay does not count as missed time, because its cause is slow storage.
         """
         began_s, began_cpu_s, time_of_day_s = _now_s(), time.thread_time(), _time_of_day_s()
         late_s = began_s - self.due_s - (slow_s - self._slow_s)

@@ -1,8 +1,8 @@
-"""Find the slowdowns of a job and their causes, during the run and afterwards, and the pauses between its steps.
+"""Find the slowdowns of a job and their causes, during and after the run, and the pauses between its steps.
 
 All-reduces synchronize the ranks, so a step takes nearly the same time on each rank. The job's step time is the median
-over the ranks. A flag of a step on one rank applies to all ranks: while one rank saves a checkpoint, the other ranks
-wait.
+over the ranks. If a step has a flag on one rank, the flag applies to all ranks: while one rank saves a checkpoint, the
+other ranks wait.
 
 The size and cause of a slowdown are updated while it lasts, and are final once it has ended. A slowdown is withdrawn if
 the median of all its steps turns out to be hardly above the normal step time, or if normal step times turn out to vary
@@ -72,13 +72,13 @@ _KINDS = (
     (StepFlag.BEGAN_EPOCH, PauseKind.EPOCH),
     (StepFlag.RAN_OUT, PauseKind.EPOCH),
 )
-"""kind of pause for each flag; a step with several flags counts for the first of them"""
+"""kind of pause for each flag; a step with several flags counts for the first flag"""
 
 
 def pauses_in(steps: JobSteps) -> tuple[Pause, ...]:
     """Return the pauses by kind; empty if there is no normal step to compare them with.
 
-    In a step that both saves and evaluates, the time spent saving counts as saving, and the rest as evaluation.
+    In a step with both a save and an evaluation, the time spent saving counts as saving, and the rest as evaluation.
     """
     if not steps.is_usual.any():
         return ()
@@ -106,7 +106,7 @@ def pauses_in(steps: JobSteps) -> tuple[Pause, ...]:
 
 
 def _where_longer(steps: JobSteps, long: Flags, extra_ns: int) -> tuple[StepPart | None, tuple[int, ...]]:
-    """Return the part of the step that takes most of the additional time of long steps, and the ranks on which it does.
+    """Return the part that takes most of the additional time of long steps, and the ranks on which it takes longer.
 
     The part is ``None`` if it takes less than half of the time on every rank. Each long step includes the step before
     it, because ranks that wait for another rank may already have begun their next step.
@@ -124,9 +124,9 @@ def _where_longer(steps: JobSteps, long: Flags, extra_ns: int) -> tuple[StepPart
 
 
 def uneven_work(steps: JobSteps) -> UnevenWork | None:
-    """Return how much longer the slowest rank works than the ranks do on average, in steps of usual length.
+    """Return how much longer the slowest rank works than the average rank, in steps of usual length.
 
-    Steps that ddpprof recorded count, too, because recording takes about the same time on all ranks.
+    Steps that ddpprof recorded are included, because recording takes about the same time on all ranks.
     """
     rows = [rank.with_all_waiting() for rank in steps.ranks.values()]
     if len(rows) < 2 or any((rank.wait_ns == UNKNOWN).any() for rank in rows):
@@ -142,17 +142,17 @@ def uneven_work(steps: JobSteps) -> UnevenWork | None:
 
 _FEW_STEPS = 10
 _TYPICAL = 0.9
-"""fraction of the steps that count; the others may be long for another reason, which makes the result conservative"""
+"""fraction of the steps that are used; the other steps may be long for another reason, so the result is conservative"""
 
 
 _LONG = 1.5
 """minimum duration of a long step, relative to the median step"""
 _MOST_MULTIPLES = 0.8
-"""share of the distances that must be multiples of the most common one, which must be at least half of them"""
+"""share of the distances that must be multiples of the most common distance; at least half must be equal to it"""
 
 
 def _regular_distance(numbers: Int64Column) -> int | None:
-    """Return the distance between steps that are at regular distances; ``None`` if they are not."""
+    """Return the distance between steps if it is regular, otherwise ``None``."""
     distances = np.diff(numbers)
     if len(distances) < _FEW_DISTANCES:
         return None
@@ -230,9 +230,9 @@ class SlowdownWatch:
 
 
 def slowdown_of(shift: LevelShift, reason: Reason, steps: JobSteps, began_ns: int | None) -> StepSlowdown:
-    """Convert a level shift to a slowdown.
+    """Convert a level shift to a slowdown. Its start or end is ``None`` if it is neither known nor in `steps`.
 
-    A start or end that is neither known nor in `steps` is ``None``. `began_ns`: known start, if any.
+    `began_ns`: known start, if any.
     """
     begins = np.flatnonzero(steps.number == shift.first_step)
     ends = np.flatnonzero(steps.number == shift.last_step) if shift.last_step is not None else begins[:0]
@@ -258,7 +258,7 @@ def portraits(ranks: Mapping[int, _Rows], rows: np.ndarray, pulses: Mapping[int,
 
 
 def reason_between(before: Mapping[int, Portrait], after: Mapping[int, Portrait], world_size: int) -> Reason:
-    """Return the reason why steps became longer, from the ranks that are known both before and after.
+    """Return the reason why steps became longer, from the ranks that are known both before and during the slowdown.
 
     The network is the cause only if all ranks of the job are known, because the ranks might be waiting for an unknown
     rank.
@@ -271,7 +271,7 @@ def reason_between(before: Mapping[int, Portrait], after: Mapping[int, Portrait]
 
 
 def world_size_of(pulses: Mapping[int, Pulse]) -> int:
-    """Return the number of ranks of the job. `pulses` may contain only some of them."""
+    """Return the number of ranks of the job. `pulses` may contain only some of the ranks."""
     return max((one.identity.world_size for one in pulses.values()), default=0)
 
 
@@ -297,7 +297,7 @@ def slowdowns_of_run(pulses: Mapping[int, Pulse]) -> Slowdowns:
 
 
 def with_pauses(slowdowns: tuple[StepSlowdown, ...], steps: JobSteps | None) -> Slowdowns:
-    """Return the slowdowns together with what the most recent steps show."""
+    """Return the slowdowns, together with the pauses and uneven work in the most recent steps."""
     if steps is None:
         return Slowdowns(slowdowns)
     return Slowdowns(slowdowns, pauses_in(steps), uneven_work(steps))

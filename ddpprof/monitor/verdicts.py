@@ -57,7 +57,7 @@ def _are_over(positions: Sequence[Position]) -> bool:
 
 
 def _place(blamed: Position, fault: Fault) -> str | None:
-    """Return the line of the user's code at which the rank is, or at which an error ended it."""
+    """Return the line of the user's code that the rank runs, or at which an error ended it."""
     record = blamed.evidence.record
     if blamed.place is not None or record is None:
         return blamed.place
@@ -90,7 +90,7 @@ def _has_static_graph(record: Record) -> bool:
 
 
 def _unreduced(blamed: Position) -> tuple[str, ...]:
-    """Return the parameters without gradient that are named in the DDP error that ended the rank."""
+    """Return the parameters without a gradient that DDP's error message names, if this error ended the rank."""
     record = blamed.evidence.record
     return () if record is None else without_gradient(record)
 
@@ -103,7 +103,7 @@ def without_gradient(record: Record) -> tuple[str, ...]:
 
 
 def _detail(blamed: Position, fault: Fault, waiting: Sequence[Position]) -> str | None:
-    """Return further details in words. For a rank that failed with an error, this is the error message."""
+    """Return a description of further details. For a rank that failed with an error, this is the error message."""
     record = blamed.evidence.record
     error = None if record is None else error_in(record.ended)
     if blamed.hint in (Hint.OF_PEERS, Hint.OTHER_AMOUNT):
@@ -169,7 +169,10 @@ def verdict_on_all(
 
 
 def _waits_since(position: Position) -> int:
-    """Return the time at which a rank began to wait (ns since 1970): its last bucket launch, or change of activity."""
+    """Return the time at which a rank began to wait, in ns since 1970.
+
+    This is the time of its last bucket launch or change of activity.
+    """
     state = position.evidence.state
     return max(state.since_ns, state.bucket_ns) if position.waits_in_reducer else state.since_ns
 
@@ -204,7 +207,7 @@ def _names(module: DdpModule, bucket: int) -> tuple[str, ...]:
 
 
 def unusual_collective_of(position: Position) -> UnusualCollective | None:
-    """Return a collective that did not wait for other ranks, and that the rank called only in its last step."""
+    """Return a collective that the rank called only in its last step and that did not wait for other ranks."""
     record = position.evidence.record
     return None if record is None else record.unusual_collective
 

@@ -1,8 +1,8 @@
 """Summarize a whole training run: step times and memory over the run, and how each rank ended.
 
 A pulse contains the most recent steps one by one, and summaries of hundreds of steps from the first step on. `history`
-joins steps and summaries into one table that contains each step once: first the summaries, then one row for each of the
-most recent steps.
+joins summaries and steps into one table that contains each step once: first the summaries, then one row per recent
+step.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def history(pulse: Pulse) -> PulseSummaries:
 
 
 def _sound(rows: PulseSummaries) -> PulseSummaries:
-    """Drop rows with impossible values, which a damaged file may contain."""
+    """Drop rows with impossible values. A damaged file may contain such rows."""
     times_are = (rows.start_ns >= 0) & (rows.start_ns <= rows.end_ns) & (rows.end_ns < _LATEST_NS)
     lengths_are = (rows.median_ns >= 0) & (rows.median_ns <= rows.longest_ns) & (rows.longest_ns < _LATEST_NS)
     counts_are = (rows.num_steps > 0) & (rows.num_steps < _MOST_STEPS) & (np.abs(rows.first_step) < _LATEST_NS)
@@ -80,7 +80,7 @@ def stretches(rows: PulseSummaries, most: int) -> tuple[Stretch, ...]:
 def own_times(rows: PulseSummaries, most: int) -> tuple[int, ...]:
     """Return the rank's median own time per step, in ns, in each of `most` ranges of steps.
 
-    The result is empty if there are fewer ranges, or if the rank's waiting time is unknown in one of them.
+    The result is empty if there are fewer ranges, or if the rank's waiting time is unknown in any range.
     """
     if not len(rows):
         return ()
@@ -202,8 +202,8 @@ def _cpu_ns(samples: PulseSamples) -> int | None:
 def _memory_growth(pulse: Pulse, rows: PulseSummaries) -> int | None:
     """Return the growth of memory in bytes, without memory that was allocated while ddpprof recorded steps.
 
-    Summaries replace samples that have been overwritten. They do not show which of their steps were recorded. If steps
-    in the first summary have a flag, that summary counts as recorded, because most runs record some of their first
+    Summaries replace samples that have been overwritten, but do not show which of their steps were recorded. If steps
+    in the first summary have a flag, the summary counts as recorded, because most runs record some of their first
     steps.
     """
     samples = rows_of(pulse.samples, pulse.samples.memory_bytes != UNKNOWN)
@@ -249,7 +249,7 @@ def whole_run(
 
 
 def nonfinite_steps(state: PulseState) -> NonfiniteSteps | None:
-    """Return the steps whose loss was NaN or infinite; ``None`` if there are none."""
+    """Return the steps with a NaN or infinite loss; ``None`` if there are none."""
     if state.num_nonfinite <= 0:
         return None
     return NonfiniteSteps(

@@ -1,1 +1,1 @@
-"""Analyze runs: read ranks in parallel, cache their summaries, and merge these into a report."""
+"""Analyze runs: read ranks in parallel, cache their summaries, and merge the summaries into a report."""

@@ -83,7 +83,7 @@ def _named(late: Sequence[int]) -> str:
 
 
 def _sampled(files: Sequence[RankFiles], late: Sequence[int], sample: int) -> list[RankFiles]:
-    """Return the late ranks, and evenly spaced other ranks that include the first and the last rank."""
+    """Return the late ranks, and an evenly spaced selection of the other ranks, with the first and the last rank."""
     others = [one for one in files if one.rank not in late]
     number = sample - len(late)
     last = len(others) - 1
@@ -93,7 +93,7 @@ def _sampled(files: Sequence[RankFiles], late: Sequence[int], sample: int) -> li
 
 
 def _suspects(files: Iterable[RankFiles]) -> list[int]:
-    """Return the ranks for which other ranks wait according to the light recording, longest delay first."""
+    """Return the ranks that delay other ranks according to light recording, longest delay first."""
     progress = {one.rank: _progress(one) for one in files if one.rank is not None}
     found = find_stragglers({rank: rows for rank, rows in progress.items() if rows})
     return [one.rank for one in found.stragglers] if found is not None else []
@@ -126,7 +126,7 @@ class AnalysisOptions:
     """address of a Dask scheduler; ``None`` to use processes on this machine"""
     limits: Limits = DEFAULT_LIMITS
     further_parts: tuple[Location, ...] = ()
-    """further parts of the same run, if its hosts do not share a file system"""
+    """further parts of the run, if its hosts do not share a file system"""
     link_bits_per_s: int | None = None
     """speed of the link between hosts, as given by the user"""
 
@@ -145,10 +145,7 @@ class TracedRank:
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """The analysis of a run.
-
-    It can be used while the context of `analysed` is open, because timelines are read from disk.
-    """
+    """The analysis of a run. Use it only while the context of `analysed` is open, because it reads from disk."""
 
     _reduced: Reduced
     _cache: Cache
@@ -186,7 +183,7 @@ class Analysis:
                 yield TracedRank(summary, drawing.about, tuple(by_name[name] for name in drawing.about.files))
 
     def timeline(self, steps: Container[int] | None = None, ranks: Container[int] | None = None) -> Timeline:
-        """Draw the profiled steps in the report, or only the given steps and ranks."""
+        """Return the timeline of the profiled steps in the report, or only of the given steps and ranks."""
         return draw_timeline(list(self.drawings(ranks)), self.report, self._reduced.buckets, steps)
 
 
@@ -220,7 +217,7 @@ def _interruption_told(ranks: Sequence[RankFiles], cache: Cache) -> Iterator[Non
             raise
         raise KeyboardInterrupt(
             f"interrupted. {num_new} of {len(ranks)} ranks were newly read, and their results are kept. Run the same "
-            "command again to continue from there."
+            "command again to read the remaining ranks."
         ) from interrupt
 
 
@@ -293,7 +290,7 @@ def _recorded_by(ranks: Sequence[RankFiles], steps: Container[int] | None) -> Re
 def _on_steps(
     steps: Container[int] | None, summary: RunSummary, ranks: Sequence[RankFiles], cache: Cache
 ) -> tuple[str, ...]:
-    """Return messages about the selected steps. Raises `DdpprofError` if no rank has any of them."""
+    """Return messages about the selected steps. Raises `DdpprofError` if no rank has any selected step."""
     if steps is None:
         return ()
     reports = of_each(STEPS, summary.ranks).values()
@@ -307,7 +304,7 @@ def _on_steps(
 
 
 def whatif(path: str | Location, bucket_cap_mb: Sequence[float] = ()) -> WhatIf:
-    """Predict the step time of a run with each of these bucket caps, or with a series of caps if none is given.
+    """Predict the step time of a run with each of these bucket caps. By default, a series of caps is used.
 
     Raises `DdpprofError` if the run does not have enough data. ``ddpprof whatif`` has more options than this function.
     """

@@ -65,12 +65,12 @@ Watch = Callable[[ReadProgress], None]
 
 
 class Progress:
-    """Tracks the progress of reading all ranks, which are identified by index."""
+    """Tracks the progress of reading all ranks. Ranks are identified by index."""
 
     def __init__(self, watch: Watch, ranks: Sequence[RankFiles], sizes: Sequence[int]) -> None:
         self._watch, self._ranks, self._sizes = watch, ranks, sizes
         self._read: dict[int, int] = {}
-        """number of bytes read so far, for each rank that has been started"""
+        """number of bytes read so far, for each rank that is being read or has been read"""
         self._num_done = 0
         self._path: Location = some_file(ranks[0]) if ranks else Path()
 
@@ -94,7 +94,7 @@ class Progress:
 
 
 class FileBytes:
-    """Adds up the bytes read from successive files. `told` is called with the sum."""
+    """Adds up the bytes read from successive files, and calls `told` with the sum."""
 
     def __init__(self, told: Callable[[int], None]) -> None:
         self._told = told
@@ -167,7 +167,7 @@ class About:
     is_whole: bool
     """``False`` if a file could not be read and the next command must try again"""
     steps: tuple[int, ...] = ()
-    """numbers of all steps of the rank, including those that were not measured"""
+    """numbers of all steps of the rank, including steps that were not measured"""
 
 
 class BadEntryError(DdpprofError):
@@ -199,7 +199,7 @@ def read_summary(source: Path | BinaryIO) -> RunSummary:
 
 
 def read_drawing(path: Path) -> Drawing | None:
-    """Return the drawing, which reads steps on demand; ``None`` if the rank has no trace. Raises `BadEntryError`."""
+    """Return the drawing, which reads steps when needed; ``None`` if the rank has no trace. Raises `BadEntryError`."""
     with _opened(path) as file:
         if "drawing" not in file.namelist():
             return None
@@ -218,7 +218,7 @@ def _opened(source: Path | BinaryIO) -> Iterator[zipfile.ZipFile]:
         with zipfile.ZipFile(source) as file:
             yield file
     except (OSError, zipfile.BadZipFile, KeyError, zlib.error, msgspec.MsgspecError, ValueError) as error:
-        raise BadEntryError(f"{source} cannot be read ({error}). Delete it, or try --no-cache.") from error
+        raise BadEntryError(f"{source} cannot be read ({error}). Delete this file, or try --no-cache.") from error
 
 
 def stamps_of(files: RankFiles) -> dict[str, str]:
@@ -239,7 +239,7 @@ _Table = TypeVar("_Table", Work, Collectives, HostSpans)
 
 
 def only_steps(rank: Rank, steps: Container[int]) -> Rank:
-    """Return the rank with only these steps in its trace and record. Work outside of steps is dropped, too."""
+    """Return the rank with only these steps in its trace and record. Work outside steps is dropped as well."""
     record = rank.record
     if record is not None:
         record = structs.replace(record, steps=tuple(step for step in record.steps if step.number in steps))
@@ -268,7 +268,7 @@ def _only(trace: Trace, steps: Container[int]) -> Trace:
 
 _FOLDER = "summaries"
 _UNUSED_S = 30 * 24 * 3600
-"""time after which the entries of a path are removed if they have not been used, in seconds"""
+"""entries of a path are removed if they have not been used for this time, in seconds"""
 
 
 class Cache:
@@ -282,7 +282,7 @@ class Cache:
         self._kind = f"{code_version()}-{chosen}"
 
     def path(self, files: RankFiles) -> Path:
-        """Return the path of the rank's entry, which may not exist yet."""
+        """Return the path of the rank's entry. The entry may not exist yet."""
         name = f"rank-{files.rank}" if files.rank is not None else "trace"
         return self.folder / f"{name}.{self._kind}.zip"
 
@@ -302,7 +302,7 @@ class Cache:
         return about.is_whole and about.files == stamps_of(files)
 
     def write(self, files: RankFiles, make: Callable[[Path], None]) -> None:
-        """Write the rank's entry. `make` writes it to the given temporary file. Raises `DdpprofError`."""
+        """Write the rank's entry. `make`: writes the entry to the given temporary file. Raises `DdpprofError`."""
         try:
             with own_files.whole_file(self.path(files)) as part:
                 make(part)
@@ -357,7 +357,7 @@ def _folder_of(path: Location) -> Path | None:
 
 @cache
 def code_version() -> str:
-    """Return a digest of all code on which entries depend. A version number is not enough for a source checkout."""
+    """Return a digest of all code on which entries depend. In a source checkout, the version number is not enough."""
     digest = hashlib.blake2b("\n".join((__version__, *versions())).encode(), digest_size=6)
     root = Path(__file__).parents[1]
     for part in _DEPENDS_ON:

@@ -1,8 +1,8 @@
 """Read ranks in other processes: on this machine, or on a Dask cluster.
 
-On this machine, ranks are read in as many processes as CPU cores and memory allow; if there are few ranks, several
-processes read each of them. On a cluster, workers read the files, return the cache entries, and merge the summaries in
-a tree. If a worker is lost, Dask repeats its work on another worker. The cluster may be started in any way: Dask
+On this machine, ranks are read in as many processes as CPU cores and memory allow. If there are few ranks, several
+processes read each rank. On a cluster, workers read the files, return the cache entries, and merge the summaries in a
+tree. If a worker is lost, Dask repeats its work on another worker. The cluster may be started in any way: Dask
 supports, for example, Slurm, Kubernetes and SSH.
 """
 
@@ -54,12 +54,12 @@ if TYPE_CHECKING:
 _BASE_BYTES = 150_000_000
 """memory that a process needs in addition to the trace"""
 _BYTES_PER_BYTE = 1.5
-"""memory per byte of a compressed trace: 6 % of its JSON, which is 12 times as large, and a margin"""
+"""memory per byte of a compressed trace: 6 % of its JSON, plus a margin; the JSON is 12 times as large as the trace"""
 _TELL_EVERY_S = 0.2
 _WORTH_A_POOL_BYTES = 4_000_000
-"""total size up to which reading in this process is faster than starting others"""
+"""total size up to which reading in this process is faster than starting other processes"""
 _MOST_PER_RANK = 4
-"""maximum number of processes per rank; with more, processes would mostly decompress"""
+"""maximum number of processes per rank; with more processes, most of the work would be decompression"""
 
 
 def processes_for(tasks: Sequence[RankTask], sizes: Sequence[int], jobs: int | None) -> tuple[int, int]:
@@ -105,10 +105,7 @@ def _run(
     per_rank: int,
     progress: Progress,
 ) -> tuple[list[int], list[int]]:
-    """Run the tasks.
-
-    Return the tasks that may have killed a process or run out of memory, and the tasks not begun.
-    """
+    """Run the tasks. Return tasks that may have killed a process or run out of memory, and tasks that did not begin."""
     # Use spawn, because forking a process with threads may deadlock.
     context, of_caller = multiprocessing.get_context("spawn"), multiprocessing.active_children()
     read_bytes = context.RawArray("q", len(tasks))
@@ -233,11 +230,12 @@ def _await_workers(client: Client, address: str) -> None:
     except Exception as error:
         why = str(error).partition("\n")[0]
         raise DdpprofError(
-            f"the Dask workers of {address} do not have this version of ddpprof ({why}). Install it there."
+            f"the Dask workers of {address} do not have this version of ddpprof ({why}). Install this version on the "
+            "workers."
         ) from error
     if versions - {code_version()}:
         raise DdpprofError(
-            f"the Dask workers of {address} have another version of ddpprof. Install the same version there."
+            f"the Dask workers of {address} have another version of ddpprof. Install the same version on the workers."
         )
 
 
@@ -260,7 +258,7 @@ def _connected(address: str) -> Client:
 def _checked(text: str) -> str:
     """Return the address of the scheduler after checking that it accepts connections. Raises `DdpprofError`.
 
-    `text`: address or scheduler file. The check is needed because Dask retries for a long time.
+    `text`: address or scheduler file. Without this check, Dask would retry the connection for a long time.
     """
     address = text
     if text.endswith(".json"):
@@ -314,7 +312,7 @@ def _keep(
 
 
 def _as_they_come(client: Client, leaves: Iterable[Leaf[bytes]]) -> Iterator[Leaf[bytes]]:
-    """Yield finished futures. Raises `DdpprofError` if all workers are lost and none reconnects."""
+    """Yield finished futures. Raises `DdpprofError` if all workers are lost and no worker reconnects."""
     left, with_workers = list(leaves), time.monotonic()
     while left:
         done = [leaf for leaf in left if leaf.done()]

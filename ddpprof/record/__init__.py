@@ -1,5 +1,5 @@
-"""Record a training job, from inside its processes and from their launcher.
+"""Record a training job, both in its processes and in the launcher that starts them.
 
 Only this package and the training scripts of `demo` and `doctor` import torch. `launch` puts the folder ``inject`` on
-``PYTHONPATH``; its ``sitecustomize.py`` starts the recording when a script imports DDP.
+``PYTHONPATH``. The ``sitecustomize.py`` in this folder starts the recording when a script imports DDP.
 """

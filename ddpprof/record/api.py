@@ -41,18 +41,18 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
         steps: profiled steps.
         alone_steps: final steps without gradient communication and without the profiler, to measure how long
             computation alone takes. The ranks' parameters differ afterwards.
-        profiler: whether to use torch.profiler. Recording without it costs less and gives less detail.
+        profiler: whether to use torch.profiler. Recording without the profiler costs less and gives less detail.
         record_shapes: as in ``torch.profiler.profile``.
         with_stack: as in ``torch.profiler.profile``.
         profile_memory: as in ``torch.profiler.profile``.
         force: whether to replace an earlier run in `out`.
-        pulse: whether to write the pulse, the short record of every step of the whole run.
+        pulse: whether to write the pulse file, a short record of every step of the whole run.
         keep_command: whether to store the process's command line in the run.
 
     At the end of the block, the first rank prints the path of the run, and the command that shows the run, to stderr.
 
-    Recording never raises: a problem is reported once on stderr, and training continues. In a script run under `ddpprof
-    trace`, the block creates no run of its own, but its `step()` is still used.
+    Recording never raises an exception: a problem is reported once on stderr, and training continues. In a script that
+    runs under `ddpprof trace`, the block creates no run, but calls of its `step()` still end steps.
     """
 
     def __init__(
@@ -130,24 +130,24 @@ def watch(
     """Watch the DDP training inside a ``with`` block, without recording any step in detail.
 
     Every rank writes a short record of each step into its pulse file in the run directory, at a cost of a few
-    microseconds. ``ddpprof top OUT`` shows the pulses while the training runs, and ``ddpprof report OUT`` summarizes
-    the whole run afterwards.
+    microseconds. ``ddpprof top OUT`` shows the ranks while training runs, and ``ddpprof report OUT`` summarizes the
+    whole run afterwards.
 
     Args:
         out: the run directory. It is created; an earlier run in it is kept unless `force` is given.
         force: whether to replace an earlier run in `out`.
         keep_command: whether to store the process's command line in the run.
 
-    Watching never raises: a problem is reported once on stderr, and training continues.
+    Watching never raises an exception: a problem is reported once on stderr, and training continues.
     """
     return profile(out, force=force, keep_command=keep_command, **WATCHING)
 
 
 class CallbackRecording:
-    """`ddpprof.profile` with `begin` and `end` methods. Recording ends at the latest when the process ends."""
+    """`ddpprof.profile` with `begin` and `end` methods. Without a call of `end`, recording ends with the process."""
 
     def __init__(self, out: str, **options: Any) -> None:
-        """Take the same arguments as `ddpprof.profile`."""
+        """Accept the same arguments as `ddpprof.profile`."""
         self._arguments = (out, options)
         profile(out, **options)  # raise errors in the arguments immediately
         self._profile: profile | None = None
@@ -161,7 +161,7 @@ class CallbackRecording:
         atexit.register(self._end_with_process)
 
     def end(self, error: BaseException | None = None) -> None:
-        """End recording if it is still active. `error`: the exception that ended training early."""
+        """End recording if it is still active. `error`: the exception that ended training, if any."""
         if self._profile is None:
             return
         ended, self._profile = self._profile, None
@@ -169,7 +169,7 @@ class CallbackRecording:
         ended.__exit__(None if error is None else type(error), error, None)
 
     def _end_with_process(self) -> None:
-        """End recording when the process exits, and record the exception that ended the process, if any."""
+        """End recording when the process exits. If an exception ended the process, record it."""
         self.end(getattr(sys, "last_value", None))
 
 
@@ -251,7 +251,7 @@ def _record_until_exit(settings: Settings, distributed: ModuleType) -> None:
 def _before_threads_end(function: Callable[[], None]) -> None:
     """Call `function` at exit, before Python waits for threads and executors.
 
-    `atexit` functions run only afterwards, and threads may run for a long time after training, or never end.
+    `atexit` functions run only after that wait, and threads may run for a long time after training or never end.
     """
     register = getattr(threading, "_register_atexit", None)
     if register is not None:

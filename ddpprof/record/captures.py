@@ -1,4 +1,4 @@
-"""Captures: when ``ddpprof capture`` requests it, all ranks of a running job profile the same steps.
+"""Captures: on request by ``ddpprof capture``, all ranks of a running job profile the same steps.
 
 The ranks agree on these steps through a board, which is a small key-value store:
 
@@ -10,8 +10,8 @@ The ranks agree on these steps through a board, which is a small key-value store
                        posted it before it took part in the all-reduces of step n
 
 All but the last two actions run in the pulse keeper's thread. The training thread reads the board only while a capture
-is about to begin. If all ranks run on one machine, the board is a folder in the run directory. Otherwise it is the
-job's rendezvous store, which needs no shared disk. A note never changes, so all ranks read the same text.
+is about to begin. If all ranks run on one machine, the board is a folder in the run directory. Otherwise, it is the
+job's rendezvous store, which does not need a shared disk. A note never changes, so all ranks read the same text.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from ddpprof.record.window import Window
 from ddpprof.rundir import BOARD_DIRECTORY, CONTROL_SOCKET
 
 _PLACES_S = 10.0
-"""seconds for all ranks to report which machine they run on"""
+"""time limit in seconds for all ranks to report which machine they run on"""
 
 
 class Board(Protocol):
-    """Key-value store of notes, through which the ranks of a job agree on a capture."""
+    """Key-value store of notes. The ranks of a job use it to agree on a capture."""
 
     def post(self, note: str, text: str) -> None:
         """Post a note. Raises ``OSError`` or ``RuntimeError``."""
@@ -86,8 +86,8 @@ class FolderBoard:
 class StoreBoard:
     """Board in the job's rendezvous store, for a job that runs on several machines.
 
-    The board uses a separate connection to the store if torch can open one, because training has to wait whenever
-    another thread uses a shared connection.
+    If torch can open a separate connection to the store, the board uses it. With a shared connection, training would
+    have to wait while another thread uses the connection.
     """
 
     def __init__(self, store: Store, rank: int) -> None:
@@ -120,7 +120,7 @@ class Neighbours:
         self._num_here = store.add(self._key, 1)
 
     def board(self) -> Board | None:
-        """Return the job's board; ``None`` until all ranks have announced their machine or 10 s have passed.
+        """Return the job's board, or ``None`` until all ranks have announced their machine or 10 s have passed.
 
         Raises the same errors as `Board.post`.
         """
@@ -135,7 +135,7 @@ class Neighbours:
 
 _MOST_REQUEST_BYTES = 4096
 _REQUEST_S = 5.0
-"""seconds for a client to send its request"""
+"""time limit in seconds for a client to send its request"""
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -146,7 +146,7 @@ class Control:
     """
 
     def __init__(self, directory: Path, handle: Callable[[CaptureRequest], Iterator[CaptureAnswer]]) -> None:
-        """Start listening. `handle` yields the answers to a request. Raises ``OSError``."""
+        """Start listening. `handle`: function that yields the answers to a request. Raises ``OSError``."""
         self._handle = handle
         self._answering = threading.Lock()
         self._path = directory / CONTROL_SOCKET
@@ -204,12 +204,12 @@ class Control:
 
 
 _ANSWER_S = 60.0
-"""seconds for all ranks to become ready"""
+"""time limit in seconds for all ranks to become ready"""
 _WRITE_S = 3600.0
-"""seconds for all ranks to run the steps and write their files"""
+"""time limit in seconds for all ranks to run the steps and write their files"""
 _LOOK_S = 0.05
 _RANKS_PER_LOOK = 500
-"""with more ranks than this, each rank reads the board less often, to limit the load on the store"""
+"""if there are more ranks than this, each rank reads the board less often, to limit the load on the store"""
 _CANCELLED = -1
 _BOARD_FAILS = (OSError, RuntimeError, ValueError)
 """errors that a board raises when the job is about to end"""
@@ -221,7 +221,7 @@ _USUAL_PER_RECENT = 5
 
 
 class Captures:
-    """Performs captures on one rank. `round` and the handling of requests run outside the training thread."""
+    """Performs captures on one rank. `round` and the handling of requests run in other threads than training."""
 
     def __init__(self, job: JobRank, settings: Settings) -> None:
         """Announce on which machine this rank runs, and accept requests if it is the first rank on its file system.
@@ -237,7 +237,7 @@ class Captures:
         self._num_rounds, self._rounds_per_look = 0, max(1, job.world_size // _RANKS_PER_LOOK)
         self._asked_since: float | None = None
         self.request: CaptureRequest | None = None
-        """request whose capture is about to begin; the training thread reads the board while this is not ``None``"""
+        """request for a capture that is about to begin; if this is set, the training thread reads the board"""
         self._first_step: int | None = None
         self._over: Window | None = None
         self._control: Control | None = None
@@ -356,7 +356,7 @@ class Captures:
     def _await_slow_down(self, factor: float) -> Iterator[CaptureAnswer]:
         """Wait until steps take `factor` times as long as usual.
 
-        Yields an answer every second, so that the caller notices when the client has disconnected.
+        Yields an answer every second, so that the caller notices if the client disconnects.
         """
         while not is_slower(read_head(self._directory, self._job.rank, _KEPT_STEPS).steps.length_ns, factor):
             time.sleep(1.0)
@@ -387,7 +387,7 @@ def is_slower(length_ns: Int64Column, factor: float) -> bool:
     """Return True if the median of recent steps is more than `factor` times the median of the steps before them.
 
     Recent steps are the last 5 steps, or the steps of the last second if there are more. They are compared with the
-    preceding 200 steps, or with five times the number of recent steps if that is more.
+    preceding 200 steps or, if that is more, with five times as many steps as there are recent steps.
     """
     backward = length_ns[::-1]
     num_recent = max(_RECENT_STEPS, int(np.searchsorted(np.cumsum(backward), _RECENT_NS)))

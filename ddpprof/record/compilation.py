@@ -23,12 +23,12 @@ from ddpprof.model.ddp_module import Compilation, CompileOrder, OptimizeDdp
 from ddpprof.record.settings import Settings
 
 _CALLER = "_TorchDynamoContext.__call__.<locals>."
-"""prefix of the qualified name of torch's function that calls compiled code, but not code excluded from compilation"""
+"""prefix of the qualified name of torch's function that calls compiled code; other code is called without it"""
 _COMPILED_WITH = "_ddpprof_compiled_with"
-"""attribute of a module that holds the arguments with which the script called its ``compile``"""
+"""attribute of a module with the arguments that the script passed to its ``compile``"""
 
 _num_graphs: dict[tuple[str, ...], int] = {}
-"""parameter names of a compiled forward → number of graphs into which DDPOptimizer last split it"""
+"""parameter names of a compiled forward pass → number of graphs into which DDPOptimizer last split it"""
 _counts_graphs = False
 
 
@@ -55,7 +55,7 @@ def _has_graphs() -> bool:
 def order_of(ddp: Any) -> CompileOrder | None:
     """Return the order in which DDP and torch.compile wrap the model; ``None`` if it is not compiled.
 
-    Call this within the forward of `ddp`.
+    Call this within the forward pass of `ddp`.
     """
     if ddp._compiled_call_impl is not None or _is_in_compiled_code():
         return CompileOrder.DDP_FIRST
@@ -197,7 +197,7 @@ def _compile_inner_instead(optimized_module: Any) -> None:
 
 
 class _Uncompiled:
-    """Replacement for torch.compile's context that returns a function without compiling it."""
+    """Replacement for the context that torch.compile creates. It returns a function without compiling it."""
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return function

@@ -1,18 +1,18 @@
 """Check whether all ranks train the same model and call the same collectives.
 
-The constructor of DDP broadcasts the parameters of rank 0. They stay equal on all ranks as long as only averaged
-gradients change them. To check this, ddpprof reads some parameter values twice per job, between two steps, and only on
-CPU, so that training does not wait for an accelerator.
+The constructor of DDP broadcasts the parameters of rank 0. The parameters stay equal on all ranks as long as only
+averaged gradients change them. To check this, ddpprof reads some parameter values twice per job, between two steps. It
+does so only on CPU, because training would have to wait for an accelerator.
 
-DDP averages gradients only in a backward pass that follows its own forward. The DDP module's forward never runs if a
-script computes its losses from ``model.module``. A script may also have an optimizer update parameters that belong to
-no DDP module. In both cases, the parameters are checked twice for changes, and some of their values are kept to compare
-ranks. Parameters outside any DDP module are first checked before their optimizer's first step, because the ranks'
-values differ after that step.
+DDP averages gradients only in a backward pass that follows its own forward pass. If a script computes its losses from
+``model.module``, the DDP module's forward pass never runs. An optimizer may also update parameters that do not belong
+to any DDP module. In both cases, the parameters are checked twice for changes, and some of their values are kept to
+compare ranks. Parameters outside any DDP module are first checked before their optimizer's first step, because the
+ranks' values differ after that step.
 
-A collective that a script calls on only some ranks, as within ``if rank == 0:``, hangs the job. ddpprof parses only the
-main script, once, and reports only unambiguous cases: the script calls the collective in one place, the call uses the
-default group, and the function has no other branch for other ranks.
+A collective that a script calls on only some ranks, for example within ``if rank == 0:``, makes the job hang. ddpprof
+parses only the main script, once, and reports only unambiguous cases: the script calls the collective in one place, the
+call uses the default group, and the function has no other branch for other ranks.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class _Candidate:
-    """Parameters of one module that may be trained without averaging, as they were at the first check."""
+    """State, at the first check, of parameters of one module that may be trained without averaging."""
 
     module: str
     names: list[str]
@@ -132,7 +132,7 @@ class _Candidate:
     step: int
     values: tuple[float, ...]
     gradients: list[tuple[int, int] | None]
-    """what `_gradient` returns for each parameter"""
+    """result of `_gradient` for each parameter"""
 
     def trained(self) -> tuple[list[str], list[torch.Tensor]] | None:
         """Return the names of the parameters that have changed, and all parameters.
@@ -147,7 +147,7 @@ class _Candidate:
 
 
 class Unaveraged(Listener):
-    """Finds parameters that the script trains although no DDP module averages their gradients, and the reverse."""
+    """Finds parameters that are trained but not averaged by DDP, and parameters that are averaged but not trained."""
 
     def __init__(self, device: TrainingDevice) -> None:
         self._num_steps = 0
@@ -185,7 +185,7 @@ class Unaveraged(Listener):
     optimizer_skipped = optimizer_ends
 
     def first_look(self, step: int) -> None:
-        """Store the parameters of DDP modules that have not been called, and those that no optimizer has.
+        """Store the parameters of DDP modules that have not been called, and parameters that no optimizer has.
 
         Call this between two steps.
         """
@@ -227,7 +227,7 @@ class Unaveraged(Listener):
         self._found = tuple(found)
 
     def facts(self) -> dict[str, Any]:
-        """Return what was found, as fields of the `Record`."""
+        """Return the findings, as fields of the `Record`."""
         return {"unaveraged": self._found, "untrained": self._untrained, "optimizers": self._described}
 
     def _with_gradients(self, optimized: Set[int]) -> list[torch.Tensor]:
@@ -253,7 +253,7 @@ class Unaveraged(Listener):
     def _candidate(
         self, module: str, named: dict[str, torch.Tensor], ddp: DistributedDataParallel | None, step: int
     ) -> Iterator[_Candidate]:
-        """Yield the parameters for the second check, if any of them can be read."""
+        """Yield the parameters for the second check, if any parameter can be read."""
         parameters = list(named.values())
         read = some_to_read(parameters)
         values = self._values_of(read)
@@ -264,7 +264,7 @@ class Unaveraged(Listener):
             yield _Candidate(module, list(named), references, versions, reference, step, values, gradients)
 
     def _values_of(self, parameters: Sequence[torch.Tensor]) -> tuple[float, ...] | None:
-        """Return a few values of each parameter; ``None`` if the accelerator does not become idle in time."""
+        """Return a few values of each parameter, or ``None`` if the accelerator does not become idle in time."""
         kinds = {one.device.type for one in parameters} - {"cpu"}
         if kinds and not (kinds == {self._device.type} and self._device.comes_to_rest(PATIENCE_S)):
             return None
@@ -310,7 +310,7 @@ def _gradient(parameter: torch.Tensor) -> tuple[int, int] | None:
 
 
 def _own_parameters(module: nn.Module, wanted: Mapping[int, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the module's parameters that are in `wanted`, by name; empty if the module is not fully constructed."""
+    """Return the module's parameters in `wanted` by name; empty if the module is not fully constructed."""
     with suppress(Exception):
         return {name: one for name, one in module.named_parameters() if id(one) in wanted}
     return {}
@@ -319,15 +319,16 @@ def _own_parameters(module: nn.Module, wanted: Mapping[int, torch.Tensor]) -> di
 _MOST_BYTES = 100_000
 """maximum size of a script that is parsed; up to this size, parsing takes less than 0.1 s"""
 _RANK_NAMES = frozenset({"rank", "global_rank"})
-"""variable names that stand for the global rank; a local rank may be 0 on several ranks"""
+"""variable names for the global rank; names for local ranks are not included, because several ranks have local rank 0
+"""
 _RANK_WORDS = re.compile(r"rank|main_process|master", re.IGNORECASE)
 _ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
 _ESCAPED = b"\\'\"abfnrtvxuUN01234567\r\n"
 _NAMES = ast.Name | ast.Attribute
 _GROUP_ARGUMENTS = frozenset({"group", "process_group", "pg", None})
-"""arguments that may hold a process group; None stands for ``**kwargs``"""
+"""names of arguments that may be a process group; ``None`` stands for ``**kwargs``"""
 _LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
-"""statements after which the rest of a function may run only on the other ranks"""
+"""statements that end a function, so that the rest of the function may run only on the other ranks"""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 
 
@@ -376,7 +377,7 @@ def collectives_of_some_ranks(script: ast.Module, file: str) -> Iterator[Collect
 
 
 def _own_nodes(body: Sequence[ast.stmt]) -> Iterator[ast.AST]:
-    """Yield all nodes of a body, except the nodes of nested functions and classes, which run at another time."""
+    """Yield all nodes of a body except nodes of nested functions and classes, because they run at another time."""
     waiting: list[ast.AST] = list(body)
     while waiting:
         node = waiting.pop()

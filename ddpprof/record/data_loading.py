@@ -1,8 +1,8 @@
-"""Record which DataLoaders feed the training, their samples, and the state of the random number generators.
+"""Record which DataLoaders provide training data, their samples, and the states of the random number generators.
 
-A batch counts as training data if a DDP forward with gradients runs before the loader yields its next batch. After an
-evaluation batch, either the loader is exhausted or a forward without gradients runs first. If a wrapper prefetches one
-batch, the result of this test applies to the following batch.
+A batch counts as training data if a DDP forward pass with gradients runs before the loader yields its next batch. After
+an evaluation batch, either the loader is exhausted or a forward pass without gradients runs first. If a wrapper
+prefetches one batch, the result of this test applies to the following batch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ddpprof.record.events import Listener
 
 _MAX_ROWS = 32
 _MAX_ELEMENTS = 256
-"""maximum number of elements read per sample, over all tensors: at most 64 KiB per batch"""
+"""maximum number of elements read per sample from all its tensors: at most 64 KiB per batch"""
 _MAX_TENSORS = 8
 _MAX_DEPTH = 3
 _DIGEST_BYTES = 7
@@ -62,7 +62,7 @@ def sizes_of(batch: Any) -> frozenset[int]:
 def digests(batch: Any) -> list[int] | None:
     """Return a digest for each of the first samples; ``None`` if the batch cannot be read.
 
-    A batch whose tensors have different numbers of rows counts as one sample.
+    If the tensors of a batch have different numbers of rows, the batch counts as one sample.
     """
     arrays = [_array(one) for one in islice(tensors_in(batch), _MAX_TENSORS)]
     known = [array for array in arrays if array is not None and array.ndim > 0]
@@ -115,8 +115,8 @@ def digest_of(parts: Sequence[bytes]) -> int:
 def random_states(accelerators: Sequence[torch.device]) -> dict[str, int]:
     """Return a digest of the state of each random number generator: torch's per device type, NumPy's and Python's.
 
-    Keys are torch's device types, ``"numpy"`` and ``"random"``. An accelerator whose generator cannot be read is left
-    out. No random number is drawn, and no torch operator runs. The generator state of an accelerator is kept on the
+    Keys are torch's device types, ``"numpy"`` and ``"random"``. An accelerator is left out if its generator cannot be
+    read. No random number is drawn, and no torch operator runs. The generator state of an accelerator is kept on the
     host, so reading it does not wait for the device.
     """
     states = {
@@ -145,7 +145,7 @@ _NOT_DRAWING = {"seed", "getstate", "setstate", "get_state", "set_state"}
 _IN_PLACE = re.compile(r"(?:uniform|normal|log_normal|bernoulli|random|exponential|cauchy|geometric)_")
 """names of in-place methods that fill a tensor with random numbers"""
 _OWN_GENERATOR = re.compile(r"generator|manual_seed|seed|default_rng|RandomState|Random|Generator|fork_rng")
-"""names and keywords that show that the dataset seeds a generator itself, for example from a sample's index"""
+"""names and keywords that indicate that the dataset seeds a generator itself, for example from a sample's index"""
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _DRAWING_CLASS = re.compile(r"^Random|Jitter|Augment|Erasing|MixUp|CutMix")
 """class names of library transforms that use random numbers, in code that is too complex to analyze"""
@@ -154,7 +154,7 @@ _KEEPS_SEEDS = {
     "torch", "initial_seed", "utils", "data", "get_worker_info", "seed", "np", "numpy", "random", "manual_seed", "int",
     "set_num_threads",
 }  # fmt: skip
-"""names allowed in a ``worker_init_fn`` for it to count as deriving all seeds from the loader's seeds"""
+"""a ``worker_init_fn`` that uses only these names derives all seeds from the loader's seeds"""
 _SEEDS_OF_LOADER = {"initial_seed", "get_worker_info"}
 _SEEDING = {"seed", "manual_seed"}
 _SAMPLING_METHODS = ("__getitem__", "__getitems__", "__iter__", "__call__", "forward")
@@ -185,7 +185,7 @@ def _keeps_seeds(init: Any) -> bool:
 
 
 def _parts_of(root: Any) -> Iterator[Any]:
-    """Yield `root` and, recursively, the objects in its attributes that may transform samples."""
+    """Yield `root` and, recursively, the objects in its attributes, as far as they may transform samples."""
     waiting, seen = [(root, _MOST_DEPTH)], set[int]()
     while waiting and len(seen) < _MOST_OBJECTS:
         part, depth = waiting.pop()
@@ -231,7 +231,7 @@ def _draws(part: Any) -> bool:
 
 
 def _drawing_functions() -> set[int]:
-    """Return the ids of the functions that use a generator that loaders seed in their workers."""
+    """Return the IDs of functions that use random number generators, which loaders seed in their workers."""
     of_modules = [
         one
         for module, owner in ((random, random.Random), (np.random, np.random.RandomState))
@@ -299,7 +299,7 @@ def _reached(code: CodeType, names: dict[str, Any], owner: type | None) -> Itera
 
 
 def _attribute(value: Any, name: str) -> Any:
-    """Return the attribute of a module or class; for other objects ``None``, since their attributes may be computed."""
+    """Return the attribute of a module or class. Returns ``None`` for other objects, which may compute attributes."""
     if isinstance(value, ModuleType):
         return vars(value).get(name)
     return getattr(value, name, None) if isinstance(value, type) else None
@@ -309,12 +309,12 @@ _MAX_LOADERS = 32
 _MAX_EPOCHS_KEPT = 16
 _MAX_BATCHES_KEPT = 32
 _BATCHES_AHEAD = 4
-"""number of recent batches that the input of a forward may come from"""
+"""the input of a forward pass may come from this many recent batches"""
 
 
 @dataclass(eq=False)
 class _Feed:
-    """State of one DataLoader, valid as long as its sampler exists."""
+    """State of one DataLoader. It is valid as long as the loader's sampler exists."""
 
     loader: Loader
     """description of the loader when its first pass began"""
@@ -351,7 +351,7 @@ class _Feed:
 
 
 class Feeding(Listener):
-    """Records how the DataLoaders of one process feed the training."""
+    """Records how the DataLoaders of one process provide training data."""
 
     def __init__(self) -> None:
         self.recording = False
@@ -360,11 +360,12 @@ class Feeding(Listener):
         self.input_numel = 0
         """time that the training thread has waited for batches in this step, ns"""
         self.began_pass = False
-        """whether a pass over a loader has begun; the reader resets it"""
+        """whether a pass over a loader has begun; the code that reads this field resets it"""
         self._feeds: list[_Feed] = []
         self._by_index_sampler: dict[int, _Feed] = {}
         self._waiting: dict[_Feed, bool] = {}
-        """loaders whose last batch has had no forward with gradients yet → whether it had one without gradients"""
+        """each loader with a last batch that was not used with gradients → whether the batch was used without gradients
+        """
         self._epochs_set_on: set[int] = set()
 
     def loader_begins(self, loader: DataLoader[Any]) -> None:
@@ -446,7 +447,7 @@ class Feeding(Listener):
                 self._pass_on([*inputs, *kwargs.values()])
 
     def _pass_on(self, inputs: Any) -> None:
-        """Record the size of the inputs, and which loaders they may come from.
+        """Record the size of the inputs, and from which loaders they may come.
 
         Only sizes are compared, because the inputs may already be on another device.
         """
@@ -472,7 +473,7 @@ class Feeding(Listener):
 def drawing_sampler(loader: DataLoader[Any]) -> Any:
     """Return the object that draws the indices.
 
-    If the script passes a batch sampler, `loader.sampler` is an unused default.
+    If the script passes a batch sampler, `loader.sampler` is a default that is not used.
     """
     batches = loader.batch_sampler
     if batches is None:

@@ -50,7 +50,7 @@ class _Frozen(Struct):
     """torch's version counter of the parameter when it was first seen to require a gradient"""
 
     def is_trained(self) -> bool:
-        """Return True if the values have changed since the parameter was first found to require a gradient."""
+        """Return True if the values have changed since the parameter was first seen to require a gradient."""
         parameter: Parameter | None = self.parameter()
         if parameter is None or not parameter.requires_grad:
             return False
@@ -131,7 +131,7 @@ def ddp_modules() -> list[DistributedDataParallel]:
 
 
 def known_to_ddp(modules: Iterable[DistributedDataParallel], *, with_frozen: bool = False) -> set[int]:
-    """Return the ids of the parameters that the reducers of these modules average.
+    """Return the IDs of the parameters that the reducers of these modules average.
 
     `with_frozen`: include parameters that were frozen when DDP was constructed, and parameters that DDP ignores.
     """
@@ -152,13 +152,13 @@ def _names(ddp: DistributedDataParallel, parameters: Sequence[Parameter]) -> lis
 
 _MOST_SAID = 5
 _MOST_PARAMETERS = 20_000
-"""models with more parameters than this are not described, because a description could fill megabytes of the store"""
+"""models with more parameters than this are not described, because the description could take megabytes in the store"""
 _BY_PLACE = (
     "DDP matches parameters by position, not by name, so parameters receive the values and gradients of other "
-    "parameters. Build the model in the same order, and with the same types, on every rank."
+    "parameters. On every rank, build the model in the same order and with the same types."
 )
 _OF_BUCKETS = ("bucket_bytes_cap", "find_unused_parameters", "forward_sync_buffers", "broadcast_buffers")
-"""attributes of DDP that determine the collectives of a step; not all torch versions have all of them"""
+"""attributes of DDP that determine the collectives of a step; some torch versions lack some of the attributes"""
 
 
 class DdpModel(Struct, frozen=True):
@@ -175,7 +175,7 @@ class ModelComparison:
     def __init__(self) -> None:
         self._ddp: weakref.ref[Any] | None = None
         self._num_compared: Counter[str] = Counter()
-        """name of a process group → number of its modules so far"""
+        """name of a process group → number of DDP modules in this group so far"""
 
     def constructs(self, ddp: Any) -> None:
         """Record which DDP module is about to be constructed."""
@@ -190,26 +190,26 @@ class ModelComparison:
                 self._store().set(self._key(ddp), msgspec.json.encode(_describe_model(ddp)))
 
     def explain_failure(self) -> None:
-        """Print how this rank's model differs from rank 0's, after DDP's own comparison has failed."""
+        """Print how this rank's model differs from rank 0's model, after DDP's own comparison has failed."""
         ddp, first = self._module(), self._of_rank_0()
         found = list(differing_parameters(_describe_model(ddp), first)) if first is not None else []
         if found:
-            _say_difference(ddp, "its model differs from that of", f": {clauses(found, _MOST_SAID)}.")
+            _say_difference(ddp, "its model differs from the model of", f": {clauses(found, _MOST_SAID)}.")
 
     def compare_what_passed(self) -> None:
-        """Warn if this rank's buckets will differ from rank 0's although DDP's own comparison has passed."""
+        """Warn if this rank's buckets will differ from rank 0's buckets although DDP's own comparison has passed."""
         ddp, first = self._module(), self._of_rank_0()
         if first is None:
             return
         mine = _describe_model(ddp)
         unlike = list(differing_parameters(mine, first)) if mine.parameters.keys() == first.parameters.keys() else []
         if unlike:
-            _say_difference(ddp, "its model differs from that of", f": {clauses(unlike, _MOST_SAID)}. {_BY_PLACE}")
+            _say_difference(ddp, "its model differs from the model of", f": {clauses(unlike, _MOST_SAID)}. {_BY_PLACE}")
         found = list(differing_arguments(mine, first))
         if found:
             _say_difference(
                 ddp,
-                "DDP's arguments differ from those on",
+                "DDP's arguments differ from the arguments on",
                 f", which can make training hang: {clauses(found, _MOST_SAID)}.",
             )
 
@@ -316,10 +316,10 @@ def _say_difference(ddp: Any, begin: str, end: str) -> None:
 
 
 _NOT_WITHOUT_DDP = ("mixed_precision", "delay_all_reduce_named_params")
-"""DDP arguments that change the computation itself; without DDP, the result would differ"""
+"""DDP arguments that change the computation itself, so that disabling DDP would change the result"""
 
 _AWAY = "_ddpprof_takes_ddp_away"
-"""attribute of a module whose reducer is disabled"""
+"""attribute that marks a module with a disabled reducer"""
 
 
 def modify_ddp(distributed: ModuleType, settings: Settings) -> None:
@@ -351,7 +351,7 @@ def modify_ddp(distributed: ModuleType, settings: Settings) -> None:
 
 
 def switch_ddp(ddp: Any, on: bool) -> None:
-    """Disable DDP for its module, or enable it again with a new reducer, as unpickling does.
+    """Disable DDP for its module, or enable DDP again with a new reducer, as when a module is unpickled.
 
     Call this between two steps. Raises `CannotRecord`.
     """
@@ -411,7 +411,7 @@ def _constructor(original: Callable[..., None], settings: Settings) -> Callable[
 
 
 def _fix_threads(torch: Any, number: int) -> None:
-    """Make `torch.set_num_threads` set `number` threads when the script calls it, which overrides OMP_NUM_THREADS."""
+    """Make the script's calls of `torch.set_num_threads`, which override OMP_NUM_THREADS, set `number` threads."""
     set_num_threads = torch.set_num_threads
 
     @functools.wraps(set_num_threads)
@@ -449,7 +449,7 @@ def _use_own_statistics(model: Any) -> None:
 
 
 def _use_sparse_gradients(model: Any) -> None:
-    """Make the embeddings compute sparse gradients. DDP finds out which ones do when it is constructed."""
+    """Make the embeddings compute sparse gradients. DDP checks at construction which embeddings do this."""
     from torch import nn
 
     for layer in model.modules():
@@ -481,7 +481,7 @@ def _forward_in_turn(original: Callable[..., Any], num_passes: int) -> Callable[
 
 
 def _change_loaders(arguments: Mapping[str, Any]) -> None:
-    """Apply `arguments` to each loader before its first pass. The script may construct loaders before DDP modules."""
+    """Apply `arguments` to each loader before its first pass. Scripts may construct loaders before DDP modules."""
     from torch.utils.data import DataLoader
 
     begin = DataLoader.__iter__

@@ -33,7 +33,7 @@ _FINISHES_PER_PASS = 4
 _MOST_ROWS = 4096
 """maximum number of rows of an embedding that are read"""
 _LAUNCHES_PER_STEP = 10
-"""maximum average number of timed launches per step; modules with more buckets are timed in only some light steps"""
+"""maximum average number of timed launches per step; if a module has more buckets, only some light steps are timed"""
 
 
 class ReducerTimer:
@@ -83,7 +83,7 @@ class ReducerTimer:
         return None
 
     def launched(self, index: int | None, now_ns: int, future: Callable[[], torch.futures.Future[Any]]) -> None:
-        """Record a bucket's collective, launched at `now_ns`. `future` returns the collective's future.
+        """Record that a bucket's collective was launched at `now_ns`. `future`: returns the collective's future.
 
         An error in this method ends the timing, but not the backward pass.
         """
@@ -99,10 +99,10 @@ class ReducerTimer:
 
 
 class TimingProcessGroup(dist.ProcessGroup):
-    """Stands in for the reducer's process group while light recording is on.
+    """Replaces the reducer's process group during light recording.
 
     It forwards every all-reduce to the real group, so results do not change. Its backend name must not be ``gloo`` or
-    ``nccl``, because DDP's C++ logger would cast it to their classes.
+    ``nccl``, because DDP's C++ logger would cast this object to their classes.
     """
 
     def __init__(self, real: dist.ProcessGroup, times: ReducerTimer) -> None:
@@ -127,7 +127,7 @@ class TimingProcessGroup(dist.ProcessGroup):
 
 @dataclass(slots=True)
 class PassCounts:
-    """Counts the backward passes whose reduced gradients an optimizer used, or that were discarded."""
+    """Counts backward passes by whether an optimizer used their reduced gradients or the gradients were discarded."""
 
     num_pending: int = 0
     """number of passes since the gradients were used or discarded"""
@@ -229,9 +229,9 @@ def module_facts(
     """Return a description of one DDP module.
 
     `unused`: indices of the parameters without a gradient in all `num_searched` examined backward passes.
-    `num_lacking`: number of these passes in which at least one parameter had no gradient.
+    `num_lacking`: number of examined passes in which at least one parameter had no gradient.
     `used_rows`: `Parameter.used_rows` of embeddings, by index.
-    `passes`: how many backward passes were used.
+    `passes`: number of backward passes with used gradients, and with discarded gradients.
     """
     batch_norms = [module for module in ddp.module.modules() if isinstance(module, _BatchNorm)]
     of_batch_norms = {id(buffer) for module in batch_norms for buffer in module.buffers(recurse=False)}
@@ -271,23 +271,23 @@ def data_parallel_facts(model: torch.nn.DataParallel[Any]) -> DataParallelModule
 
 
 _TORCH_SAMPLES_EVERY = 100
-"""DDP's default: it measures its own times in every hundredth iteration"""
+"""DDP's default: DDP measures its own times in every hundredth iteration"""
 _NEVER = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class OpenForward:
-    """A forward that has not ended yet."""
+    """A forward pass that has not ended yet."""
 
     start_ns: int
     inner_start_ns: int
-    """end of DDP's own work before the module's forward"""
+    """end of DDP's own work before the module's forward pass"""
     buffer_sync_ns: int
     rebuild_ns: int
 
 
 class RecordedModule:
-    """Records the forwards and backward passes of one DDP module."""
+    """Records the forward passes and backward passes of one DDP module."""
 
     def __init__(self, ddp: DistributedDataParallel, index: int) -> None:
         self.ddp = ddp
@@ -295,8 +295,8 @@ class RecordedModule:
         self.open_forwards: list[OpenForward] = []
         self.buffer_sync_ns = 0
         self.synchronized = False
-        """True if the current step had a forward outside ``no_sync()``, after which a backward pass reduces
-        gradients"""
+        """True if the current step had a forward pass outside ``no_sync()``, so that a backward pass reduces gradients
+        """
         self.times: ReducerTimer | None = None
         self._passes: list[BackwardPass] = []
         self._of_reducer = reducer_parameters(ddp)
@@ -315,7 +315,8 @@ class RecordedModule:
         self.replica = ReplicaNotes(self._of_reducer.parameters)
         self._gradient: tuple[int, int] | None = None
         self._num_backwards: int | None = None
-        """number of backward passes since the last forward; ``None`` if that forward ran under ``no_sync()``"""
+        """number of backward passes since the last forward pass; ``None`` if that forward pass ran under ``no_sync()``
+        """
         self.num_unreduced = 0
         self._call = 0
         self._group: TimingProcessGroup | None = None
@@ -327,10 +328,10 @@ class RecordedModule:
         return len(self._of_reducer.names)
 
     def synchronizing_forward_is_over(self, end_ns: int) -> None:
-        """Record the end of a forward outside ``no_sync()``, and close the previous backward pass, if any.
+        """Record the end of a forward pass outside ``no_sync()``, and close the previous backward pass, if any.
 
-        The reducer's times are relative to `end_ns`. If several forwards share one backward pass, its times are
-        relative to the end of the last forward.
+        The reducer's times are relative to `end_ns`. If several forward passes share one backward pass, the times are
+        relative to the end of the last forward pass.
         """
         self._close_pass()
         self.synchronized = True
@@ -344,7 +345,7 @@ class RecordedModule:
             self.times.begin_backward()
 
     def accumulating_forward_is_over(self) -> None:
-        """Record the end of a forward under ``no_sync()``."""
+        """Record the end of a forward pass under ``no_sync()``."""
         self._num_backwards = None
 
     def backward_begins(self) -> None:
@@ -354,7 +355,8 @@ class RecordedModule:
     def backward_is_over(self, call: int) -> None:
         """Record the end of a backward pass.
 
-        The reducer averages gradients in only one backward pass per forward; further passes only accumulate locally.
+        The reducer averages gradients in only one backward pass per forward pass. Further passes only accumulate
+        locally.
         """
         if self._num_backwards is None or _state_of_gradient(self._of_reducer.parameters) == self._gradient:
             return
@@ -391,7 +393,7 @@ class RecordedModule:
     def _layout_is_final(self) -> bool:
         """Return True if DDP will not rebuild its buckets again.
 
-        DDP rebuilds them at its second forward, unless it searches for unused parameters.
+        DDP rebuilds them at its second forward pass, unless it searches for unused parameters.
         """
         searches = self.ddp.find_unused_parameters and not self.ddp.static_graph
         return searches or bool(getattr(self.ddp, "_has_rebuilt_buckets", True))
@@ -464,14 +466,14 @@ class RecordedModule:
         return bool(self.ddp.find_unused_parameters or self.ddp.static_graph)
 
     def note_unreduced(self, complaint: str) -> None:
-        """Record the parameters without a gradient that are listed, by index, in DDP's error message `complaint`."""
+        """Record the parameters without a gradient. DDP's error message `complaint` lists their indices."""
         listed = re.search(r"did not receive grad for rank \d+:((?: \d+)+)", complaint)
         if listed:
             self._unused = {int(word) for word in listed.group(1).split()}
             self._num_searched = self._num_lacking = 1
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
-        """Record that the gradients are used, if the optimizer has the module's first parameter and its gradient."""
+        """Record that gradients are used if the optimizer has the module's first parameter and it has a gradient."""
         self._note_used_rows()
         first = next(iter(self._of_reducer.parameters), None)
         if first is None or first.grad is None or not self._counts.num_pending:
@@ -506,7 +508,7 @@ def _embeddings_of(ddp: DistributedDataParallel, parameters: Sequence[nn.Paramet
 
 
 def _some_rows(matrix: Tensor) -> Tensor:
-    """Return all rows, or some random rows of a large matrix. This does not change the script's random numbers."""
+    """Return all rows or, for a large matrix, some random rows. This does not change the script's random numbers."""
     if len(matrix) <= _MOST_ROWS:
         return matrix
     return matrix[torch.randint(len(matrix), (_MOST_ROWS,), generator=torch.Generator().manual_seed(0))]
@@ -524,8 +526,8 @@ class _Accumulated:
     This is used on accelerators, where DDP's logger keeps the order of gradients only for the first ten iterations and
     every hundredth iteration, and never for modules on several devices.
 
-    Recording includes the initial skipped steps. Light recording covers only every second step, and could therefore
-    always miss the same branch of a model that alternates between two branches.
+    Recording includes the initial skipped steps. Light recording covers only every second step. If a model alternates
+    between two branches, light recording could always miss the same branch.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:

@@ -2,8 +2,8 @@
 
 `patches` and torch hooks report training events to `EVENTS`, which forwards them to `Listener` objects. `Session` binds
 the listeners each time the mode of steps changes. An event then calls only the listeners that override its method. If
-there is only one such method and it never raises, it is called directly; an event without listeners calls an empty
-function. Steps that are not recorded therefore have only the overhead of the pulse.
+there is only one such method and it never raises, it is called directly. An event without listeners calls an empty
+function. In steps that are not recorded, the pulse is therefore the only overhead.
 
 This module is imported while torch is being imported.
 """
@@ -25,15 +25,15 @@ class Listener:
     """Base class for objects that receive training events. Subclasses override the methods of the events they need.
 
     Methods are called in the training thread, unless their docstring says otherwise. An exception in a listener ends
-    the recording, not the training.
+    recording but not training.
     """
 
     __slots__ = ()
     may_raise: ClassVar[bool] = True
-    """False if none of the methods raises, so that they can be called without ``try``"""
+    """False if no method raises, so that the methods can be called without ``try``"""
 
     def forward_begins(self, ddp: DistributedDataParallel) -> None:
-        """Called in any thread when a DDP module's forward begins. A step may have ended just before."""
+        """Called in any thread when a DDP module's forward pass begins. A step may have ended immediately before it."""
 
     def pre_forward_begins(self, ddp: DistributedDataParallel, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Called when DDP begins its own work before the wrapped module's forward."""
@@ -45,13 +45,13 @@ class Listener:
         """
 
     def forward_ends(self, ddp: DistributedDataParallel, inner_end_ns: int) -> None:
-        """Called when a DDP module's forward has ended. `inner_end_ns`: when the wrapped module's forward ended."""
+        """Called when a DDP module's forward pass has ended. `inner_end_ns`: end of the module's own forward pass."""
 
     def forward_fails(self, ddp: DistributedDataParallel, error: BaseException) -> None:
-        """Called when a DDP module's forward has raised an exception, which the script may catch."""
+        """Called when a DDP module's forward pass has raised an exception. The script may catch the exception."""
 
     def data_parallel_forward_begins(self, model: DataParallel[Any]) -> None:
-        """Called when the forward of an `nn.DataParallel` begins."""
+        """Called when the forward pass of an `nn.DataParallel` begins."""
 
     def waited(self, what: object, began_ns: int) -> None:
         """Called when the training thread has waited for other ranks.
@@ -60,7 +60,7 @@ class Listener:
         """
 
     def backward_begins(self, loss: Any) -> None:
-        """Called when a backward pass begins, but not for nested passes, as in reentrant checkpointing."""
+        """Called when a backward pass begins, but not for nested passes (in reentrant checkpointing)."""
 
     def backward_ends(self) -> None:
         """Called when the backward pass has ended."""
@@ -72,13 +72,13 @@ class Listener:
         """Called when an optimizer begins its step."""
 
     def closure_begins(self) -> None:
-        """Called when an optimizer calls its closure, which computes the loss and gradients."""
+        """Called when an optimizer calls its closure, which computes the loss and the gradients."""
 
     def closure_ends(self) -> None:
         """Called when the closure has ended and the optimizer continues."""
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
-        """Called when an optimizer has taken a step, which may end a training step."""
+        """Called when an optimizer has taken a step. This may end a training step."""
 
     def optimizer_skipped(self, optimizer: Optimizer) -> None:
         """Called when a `GradScaler` has skipped an optimizer's step because gradients overflowed."""
@@ -93,7 +93,7 @@ class Listener:
         """Called when a flag is set for the current step; see `StepFlag`."""
 
     def begins(self, activity: int) -> None:
-        """Called when the training thread begins an `Activity`, which ends the previous activity."""
+        """Called when the training thread begins an `Activity`. The previous activity has then ended."""
 
     def loader_begins(self, loader: Any) -> None:
         """Called in any thread when a pass over a `DataLoader` begins."""
@@ -102,10 +102,10 @@ class Listener:
         """Called when the training thread begins to wait for a batch."""
 
     def fetch_ends(self) -> None:
-        """Called when the training thread has received its batch, or the loader has none left."""
+        """Called when the training thread has received its batch, or when the loader has no batches left."""
 
     def batch_comes(self, iterator: Any, batch: Any, waited_ns: int) -> None:
-        """Called in any thread when a batch was fetched; `batch` is ``None`` if the loader has none left.
+        """Called in any thread when a batch was fetched. `batch` is ``None`` if the loader has no batches left.
 
         `waited_ns`: time that the training thread waited; 0 in other threads.
         """
@@ -131,11 +131,11 @@ class Listener:
         return False
 
     def discards_checkpoints(self) -> bool:
-        """Return True if the results of the steps are discarded and earlier checkpoints must be kept."""
+        """Return True if the results of the steps are discarded, so that earlier checkpoints must be kept."""
         return False
 
     def profiler_starts(self, inner: Any) -> None:
-        """Called when an autograd profiler is about to start, ddpprof's or the script's."""
+        """Called when an autograd profiler of ddpprof or of the script is about to start."""
 
     def graph_capture_begins(self, graph: Any) -> None:
         """Called when the script begins to capture a CUDA graph."""
@@ -155,15 +155,15 @@ _NOBODY = {**{name: getattr(Listener(), name) for name in _EVENTS}, "heard": fro
 
 
 class Events(Listener):
-    """Dispatcher. Each event calls the method of the same name of the bound listeners, in order."""
+    """Dispatcher. Each event calls the bound listeners' methods of the same name, in order."""
 
     def __init__(self) -> None:
         self.heard: frozenset[str] = frozenset()
         """names of the events that have a listener"""
         self.training_thread: int | None = None
-        """the thread that trains; ``None`` before the first forward"""
+        """the thread that trains; ``None`` before the first forward pass"""
         self.is_waiting = False
-        """whether the training thread is waiting for other ranks; a wait nested in this one is not reported"""
+        """whether the training thread is waiting for other ranks; nested waits are not reported"""
         self.num_optimizer_steps = 0
 
     def bind(self, listeners: dict[str, Any]) -> None:
@@ -180,7 +180,7 @@ def binding(
     """Return the function to call for each event, and the names of the events that have listeners.
 
     `give_up`: called with an exception raised by a listener. `without`: events that are not forwarded. Callers should
-    cache the result, because this takes about 100 µs.
+    cache the result, because computing it takes about 100 µs.
     """
     bound: dict[str, Any] = {}
     for name in _EVENTS:

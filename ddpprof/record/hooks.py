@@ -5,8 +5,9 @@
     … after some steps:
     for bucket in timer.take(): print(bucket.index, bucket.num_bytes, bucket.duration_ns)
 
-Gradients are bit-identical to DDP's gradients without a hook: the hook also multiplies by ``1 / world_size`` before the
-sum. DDP inspects the hook's annotations, so this file must not use ``from __future__ import annotations``.
+Gradients are bitwise identical to DDP's gradients without a hook, because the hook also multiplies by ``1 /
+world_size`` before the sum. DDP inspects the hook's annotations, so this file must not use ``from __future__ import
+annotations``.
 """
 
 import time

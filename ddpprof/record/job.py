@@ -1,10 +1,10 @@
-"""One process of a job: its rank, the run directory that all ranks agree on, its files, and how it ends.
+"""One process of a job: its rank, the common run directory, its files, and how it ends.
 
 Either all ranks record into one run directory, or no rank records. The leading rank opens the run directory and
 announces it in the job's rendezvous store. Every rank registers before its first synchronized backward pass. Once the
-all-reduces of that pass have completed on the device, all ranks of the process group have registered; if a comm hook
+all-reduces of this pass have completed on the device, all ranks of the process group have registered. If a comm hook
 does not wait for other ranks, these ranks get a short time to register. The first rank of the group that checks this
-writes the verdict to the store, and the other ranks read it.
+writes the verdict to the store, and the other ranks read the verdict.
 
 Some ranks of a job may never train with DDP, for example if they only generate samples. If rank 0 is such a rank, the
 lowest rank of a process group leads.
@@ -55,7 +55,7 @@ _MOST_WORDS = 200
 
 
 def how_it_ends(error: BaseException | None) -> str:
-    """Describe how the process ends: ``"finished"``, ``"interrupted"`` (by Ctrl-C), or ``"failed: "`` and `error`."""
+    """Return how the process ends: ``"finished"``, ``"interrupted"`` (by Ctrl-C), or ``"failed: "`` and `error`."""
     if isinstance(error, SystemExit):
         if error.code in (None, 0):
             return "finished"
@@ -106,8 +106,8 @@ _CHECKPOINT = "torch/utils/checkpoint.py"
 class LastStep(Listener):
     """The file with the number of steps that this rank has finished, rewritten after every step or by `PulseKeeper`.
 
-    The number is passed to the operating system at once, so it survives if the process is killed. The file is not
-    mapped into memory, because truncating a mapped file would end the training with SIGBUS. Every method raises
+    The number is passed to the operating system immediately, so it is not lost if the process is killed. The file is
+    not mapped into memory, because truncating a mapped file would end the training with SIGBUS. Every method raises
     ``OSError``.
     """
 
@@ -124,15 +124,15 @@ class LastStep(Listener):
 class CrashFile:
     """The file into which Python writes the stacks of all threads if a signal such as SIGABRT ends the process.
 
-    Gloo aborts a process whose collective does not match the collective of another rank, so the process cannot report
-    the error itself. If the script has enabled `faulthandler`, its setting is not changed.
+    If the collectives of two ranks do not match, gloo aborts a process, and the process cannot report the error itself.
+    If the script has enabled `faulthandler`, its setting is not changed.
     """
 
     def __init__(self) -> None:
         self._path: Path | None = None
         self._number = -1
         self._held: Callable[[], object | None] = lambda: None
-        """returns the file while `faulthandler` uses it; ``None`` once the script has redirected `faulthandler`"""
+        """function that returns the file, or ``None`` once the script has redirected `faulthandler`"""
 
     def open(self, path: Path) -> None:
         """Enable `faulthandler` for the file `path`. Raises ``OSError``."""
@@ -171,12 +171,12 @@ class RankOutput:
         self.last_step = LastStep(directory / rundir.last_step_file(rank))
 
     def write_facts(self, record: Record) -> None:
-        """Write everything known about the rank except its steps, which are in another file."""
+        """Write all facts about the rank except its steps, which are in another file."""
         facts = {"format": rundir.FORMAT, **msgspec.structs.asdict(record)}
         rundir.write_json(self.directory / rundir.facts_file(self._rank), msgspec.to_builtins(facts))
 
     def append_step(self, step: RecordedStep) -> None:
-        """Append a line and flush it, so that it survives if this process is killed.
+        """Append a line and flush it, so that it is not lost if this process is killed.
 
         The step's end is its last field. It is set after all other fields are encoded, so that the encoding time counts
         as part of the step.
@@ -199,7 +199,7 @@ _OFFER_S = 30.0
 @dataclass(frozen=True)
 class AgreedRecording:
     out: str | None
-    """run directory; ``None`` if nothing can be recorded"""
+    """run directory; ``None`` if recording is not possible"""
     run_id: str
     everyone: bool
     """True if every rank of the process group records"""
@@ -209,7 +209,7 @@ class AgreedRecording:
 
 
 class Agreement:
-    """Lets the ranks of a job agree, through the job's store, on where and what to record."""
+    """Agreement of the ranks of a job, through the job's store, on where and what to record."""
 
     def __init__(self, store: Store, world_size: int, group: Sequence[int]) -> None:
         """Prepare the coordination with the other ranks.
@@ -266,7 +266,7 @@ class Agreement:
     def _by(self, deadline: float, is_so: Callable[[], bool]) -> bool:
         """Wait until `is_so` returns True, the deadline passes, or another rank writes the verdict.
 
-        Return the last result of `is_so`.
+        Returns the last result of `is_so`.
         """
         while not is_so():
             if self.store.check([self._verdict]) or time.monotonic() > deadline:
@@ -290,7 +290,7 @@ class Agreement:
         self.store.set("veto", "1")
 
     def vetoed(self) -> bool:
-        """Return True if any rank has called `veto` before the last all-reduces that have completed on this rank."""
+        """Return True if any rank called `veto` before the last all-reduces that have completed on this rank."""
         return bool(self.store.check(["veto"]))
 
 
@@ -332,7 +332,7 @@ class JobRank:
 
     @property
     def group_size(self) -> int:
-        """Number of ranks that average gradients together with this one, including this one."""
+        """Number of ranks that average gradients together, including this rank."""
         return len(self._agreement.group) if self._agreement is not None else 1
 
     def in_this_process(self) -> bool:
@@ -340,7 +340,7 @@ class JobRank:
         return os.getpid() == self._process
 
     def warn(self, message: str) -> None:
-        """Write a line to the job's stderr, which may be closed or on a full disk."""
+        """Write a line to the job's stderr. Errors are ignored, because stderr may be closed or on a full disk."""
         with suppress(Exception):
             sys.stderr.write(f"ddpprof: rank {self.rank}: {message}\n")
 
@@ -359,7 +359,7 @@ class JobRank:
     def attach(self, group: dist.ProcessGroup) -> None:
         """Join the agreement of the job's ranks. `group`: process group of the DDP module.
 
-        Call this at the first DDP forward, when the process group exists and no backward pass has run.
+        Call this at the first DDP forward pass, when the process group exists and no backward pass has run.
         """
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         store = dist.PrefixStore(self._prefix, dist.distributed_c10d._get_default_store())
@@ -374,12 +374,14 @@ class JobRank:
     def attach_alone(self) -> None:
         """Attach without a process group, if this process is the whole job.
 
-        If a launcher has started several such processes, all but the first raise `DdpprofError`, because all of them
-        would record into the same directory.
+        If a launcher has started several such processes, all except the first raise `DdpprofError`, because they would
+        record into the same directory.
         """
         if not is_first_rank():
             self.rank = int(rank_given() or 0)
-            raise DdpprofError("each of the launcher's processes trains independently: only the first one is recorded.")
+            raise DdpprofError(
+                "each of the launcher's processes trains independently. Only the first process is recorded."
+            )
         self.alone = True
         self._join(Agreement(dist.HashStore(), 1, (0,)))
 
@@ -408,7 +410,7 @@ class JobRank:
         `device`: ``None`` if the rank has failed. A failed rank does not wait for a device, and becomes the leading
         rank if there is none.
 
-        Returns False if the leading rank cannot record; the leading rank then reports the problem for all ranks. Raises
+        Returns False if the leading rank cannot record. The leading rank then reports the problem for all ranks. Raises
         `DdpprofError` and `OSError` for problems that this rank has to report.
         """
         if self._agreement is None or self.files is not None:
@@ -460,7 +462,7 @@ class JobRank:
         return captured
 
     def identity(self, device: str | None, first_step: int) -> PulseIdentity:
-        """Return the description of this rank that is stored in its pulse. The rank's files must be open."""
+        """Return the identity of this rank, which is stored in its pulse file. The rank's files must be open."""
         assert self.files is not None
         return PulseIdentity(
             run_id=self._run_id,

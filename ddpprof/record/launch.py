@@ -44,10 +44,10 @@ from ddpprof.record.settings import ENVIRONMENT_VARIABLE, Settings
 _INJECT = Path(__file__).parent / "inject"
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _SLURM_RANK = "SLURM_PROCID"
-"""variable that Slurm also sets for a batch script, which is not a rank"""
+"""variable that Slurm also sets for a batch script, although a batch script is not a rank"""
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _POLL_S = 1.0
-"""seconds between checks whether the job has ended; needed because a library's thread may receive SIGCHLD instead"""
+"""seconds between checks whether the job has ended; they are needed because a library's thread may receive SIGCHLD"""
 _GRACE_S = 10.0
 """seconds after a signal until processes that are still running receive SIGKILL"""
 _SI_KERNEL = 0x80
@@ -62,7 +62,7 @@ class JobEnd:
     signal: int | None
     """signal that ended the job's first process"""
     needs_rank: str | None
-    """launcher variable, such as RANK, whose absence ended the script"""
+    """missing launcher variable, such as RANK, that ended the script"""
     interrupted: bool
     """True if ddpprof received a termination signal and forwarded it"""
     is_timed_out: bool
@@ -72,7 +72,7 @@ class JobEnd:
 
     @property
     def was_stopped(self) -> bool:
-        """Whether the job was ended by a signal, and therefore neither succeeded nor failed by itself."""
+        """Whether a signal ended the job, so that the job neither succeeded nor failed by itself."""
         return self.interrupted or self.signal is not None
 
 
@@ -101,7 +101,7 @@ def script_command(script: Sequence[str], as_module: bool, torchrun: Sequence[st
     """
     if not as_module and not Path(script[0]).is_file():
         raise CannotRecord(
-            f"there is no script {script[0]}. To run another command, write -- before it: -- {script[0]} …"
+            f"there is no script {script[0]}. To run a command, write -- before the command: -- {script[0]} …"
         )
     module = ["-m"] if as_module else []
     if torchrun is None:
@@ -124,7 +124,7 @@ def refuse_without_torch() -> None:
 def clear_out(settings: Settings, inside: bool = False) -> Settings:
     """Remove an earlier run before the job starts, if `force` is set.
 
-    Return the settings without `force`, so that a second job started by the same command cannot remove the run.
+    Return the settings without `force`, so that a second job of the same command cannot remove the run.
     `inside`: torchrun has started this process, possibly as a restart. Raises ``RunExists`` if an earlier run must be
     kept.
     """
@@ -156,11 +156,11 @@ def run_job(
 ) -> JobEnd:
     """Run `command`, record all of its Python processes, and return when it has ended.
 
-    `explain_rank`: if the first process ends because RANK is not set, report this in the result instead of a traceback.
-    `variables`: environment variables of the job, besides ddpprof's own. `when_started`: called once the job runs; from
-    then on, this process may start threads. `output`: file for the job's output instead of the terminal; the job's
-    stdin is then empty. `limit_s`: seconds after which the job is ended. Raises `CannotRecord` if the command cannot be
-    started.
+    `explain_rank`: if the first process ends because RANK is not set, report this in the result instead of printing a
+    traceback. `variables`: environment variables of the job, in addition to ddpprof's own variables. `when_started`:
+    called once the job runs; from then on, this process may start threads. `output`: file for the job's output instead
+    of the terminal; the job's stdin is then empty. `limit_s`: seconds after which the job is ended. Raises
+    `CannotRecord` if the command cannot be started.
     """
     if shutil.which(command[0]) is None:
         raise CannotRecord(f"there is no command {command[0]}")
@@ -185,7 +185,7 @@ def run_job(
 def _nccl_log_variables(directory: Path, given: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that make NCCL log into the run directory, except variables in `given`.
 
-    The log folder is created, because without it NCCL would log to the terminal. Raises `CannotRecord`.
+    The log folder is created, because NCCL would otherwise log to the terminal. Raises `CannotRecord`.
     """
     folder = directory / rundir.NCCL_DIRECTORY
     try:
@@ -218,12 +218,11 @@ def run_to_its_end(
     limit_s: float | None = None,
     **streams: Any,
 ) -> CommandEnd:
-    """Run a command until it ends.
+    """Run a command until it ends. Signals are forwarded to it. If this process is killed, the command ends, too.
 
-    Signals are forwarded to the command, which also ends if this process is killed. After a termination signal, this
-    function waits until the command has ended, and then ends its remaining descendants. After `limit_s` seconds, it
-    ends the command and its descendants. `streams`: stream arguments of ``subprocess.Popen``. Raises `CannotRecord` if
-    the command cannot be started.
+    After a termination signal, this function waits until the command has ended, and then ends its remaining
+    descendants. After `limit_s` seconds, it ends the command and its descendants. `streams`: stream arguments of
+    ``subprocess.Popen``. Raises `CannotRecord` if the command cannot be started.
     """
     adopt_orphans()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the parent ignored SIGCHLD, it would never arrive
@@ -244,7 +243,7 @@ def run_to_its_end(
 
 
 def _has_terminal() -> bool:
-    """Return True if this process has a terminal, which sends Ctrl-C and Ctrl-Z to the whole foreground group."""
+    """Return True if this process has a terminal. A terminal sends Ctrl-C and Ctrl-Z to the whole foreground group."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:
@@ -281,7 +280,7 @@ def _begin_job() -> None:
 
 
 def end_jobs_into(out: Path) -> None:
-    """End all processes of this user that record into `out` and whose parent was killed."""
+    """End all processes of this user that record into `out` and have lost their parent."""
     deadline, found_none = time.monotonic() + _GRACE_S, False
     while time.monotonic() < deadline:
         left = _recording_into(out)
@@ -339,8 +338,8 @@ def _end(job: Process) -> int:
 def _pass_on(job: int, number: int) -> None:
     """Forward a signal to the job. SIGINT is sent to all processes of the job's process group, as Ctrl-C is.
 
-    torchrun's ranks are in separate groups and receive the signal only from torchrun, because a second signal would
-    interrupt the script's response to the first one, such as saving a checkpoint.
+    torchrun's ranks are in separate groups and receive the signal only from torchrun. A second signal would interrupt
+    the script's response to the first signal, such as saving a checkpoint.
     """
     processes = [job]
     if number == signal.SIGINT:

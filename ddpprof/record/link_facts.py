@@ -1,4 +1,4 @@
-"""Read from the kernel which network and PCIe links this machine has, and which of them this process uses.
+"""Read from the kernel which network and PCIe links this machine has, and which links this process uses.
 
 Facts that cannot be read are left out, because a container may hide parts of ``/sys`` and ``/proc``.
 """
@@ -34,7 +34,7 @@ _NOT_TOLD = (OSError, ValueError, IndexError)
 
 
 def link_facts(backend: str | None, root: Path = Path("/")) -> LinkFacts:
-    """Return facts about the links of this machine, and which of them this process uses.
+    """Return facts about the links of this machine and about the links that this process uses.
 
     `backend`: backend of the process group; GPUs are described only for NCCL. `root`: folder that contains ``proc`` and
     ``sys``.
@@ -91,7 +91,7 @@ def _interfaces_in_use(root: Path, opened: list[str], addresses: dict[str, str])
     """Return the interfaces of this process's connections to other machines, sorted by number of connections.
 
     If all connections are local, return the loopback interface. A connection between two addresses of this machine is
-    local, whichever interface has the address.
+    local, even if the addresses belong to a network interface.
     """
     inodes = {target[8:-1] for target in opened if target.startswith("socket:[")}
     used = Counter(
@@ -134,7 +134,7 @@ def _interfaces(folder: Path, with_address: set[str]) -> Iterator[Interface]:
 def _is_hardware(interface: Path) -> bool:
     """Return True if the interface is a device, or a bond, VLAN or bridge of devices.
 
-    The speed of virtual interfaces, as in containers, is always reported as 10 Gbit/s.
+    Virtual interfaces, such as those in containers, always report a speed of 10 Gbit/s.
     """
     if (interface / "device").exists():
         return True
@@ -145,7 +145,7 @@ def _is_hardware(interface: Path) -> bool:
 
 
 def _speed(interface: Path) -> int | None:
-    """Return the speed in bit/s; ``None`` if the driver does not report it, as in virtual machines."""
+    """Return the speed in bit/s; ``None`` if the driver does not report it, for example in virtual machines."""
     with suppress(*_NOT_TOLD):
         mbit = int(_text(interface / "speed"))
         return mbit * _MBIT if 0 < mbit < 2**31 - 1 else None  # 2³² - 1 and -1 stand for unknown

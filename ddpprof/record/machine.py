@@ -1,11 +1,11 @@
-"""Measure the memory, CPU limits and devices of this process, and wait for devices that may never become idle.
+"""Measure the memory, CPU limits and devices of this process, and wait for devices with a time limit.
 
 Totals count from the start of the process. Nothing here creates a CUDA context or resets a peak.
 
-If another rank has died, an NCCL kernel may never end, and a thread that waits for the device hangs. Therefore a helper
-thread waits for the device, and the training thread, which must still handle signals, waits for the helper thread with
-a time limit. Most recordings are completed while the interpreter exits. From Python 3.12 on, no thread can be started
-at that point, so the helper threads are started during training.
+If another rank has died, an NCCL kernel may never end, and a thread that waits for the device hangs. The training
+thread must still handle signals. Therefore, a helper thread waits for the device, and the training thread waits for the
+helper thread with a time limit. Most recordings are completed while the interpreter exits. From Python 3.12 on, no
+thread can be started at that point, so the helper threads are started during training.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from ddpprof.record.events import Listener
 _STATM = Path("/proc/self/statm")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _NOT_TOLD = (RuntimeError, KeyError)
-"""errors of a failing device, or of an allocator without statistics; they only leave out a part of the record"""
+"""errors of a failing device or of an allocator without statistics; if they occur, only a part of the record is missing
+"""
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
@@ -118,7 +119,7 @@ class PeakNotes(Listener):
 
 
 _GROWS = 1.01
-"""smaller relative growth of a peak does not count"""
+"""minimum relative growth of a peak that is recorded"""
 
 
 def resident_bytes() -> int | None:
@@ -162,7 +163,7 @@ _MOST_CORES = 64
 
 
 def queued_ns() -> int:
-    """Return the total time, in ns, for which threads of this process were runnable but not running."""
+    """Return the total time, in ns, that threads of this process were runnable but not running."""
     queued, found = 0, False
     with suppress(OSError):
         for thread in os.listdir(_PROC / "task")[:_MOST_THREADS]:
@@ -173,7 +174,7 @@ def queued_ns() -> int:
 
 
 class Throttling:
-    """Sums the time for which cgroup CPU limits throttle this process, even if it is moved to another cgroup."""
+    """Sums the time that cgroup CPU limits throttle this process, even if the process is moved to another cgroup."""
 
     def __init__(self) -> None:
         self._groups: str | None = None
@@ -232,8 +233,8 @@ def core_khz() -> int:
 
 
 _NUM_IDLE = 3
-"""number of idle threads: when a job with a stuck device exits, one waits for the device, one writes the trace, and one
-watches for signals
+"""number of idle threads; when a job with a stuck device exits, one thread waits for the device, one writes the trace,
+and one watches for signals
 """
 
 
@@ -295,9 +296,9 @@ STANDBY = Standby()
 
 
 GRACE_S = 3.0
-"""seconds that a guarded call may continue after a signal"""
+"""seconds that a call guarded by `signals_end_a_hang` may continue after a signal"""
 _GRACE_OF_SCRIPTS_S = 20.0
-"""the same if the script has its own signal handler, which may save its work when the call returns"""
+"""the same if the script has its own signal handler; it may save its work when the call returns"""
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -305,7 +306,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 def signals_end_a_hang() -> Iterator[None]:
     """End the process if SIGINT or SIGTERM arrives and the block, which may hang, does not end soon afterwards.
 
-    Does nothing outside the main thread, or if no helper thread is available.
+    This does nothing outside the main thread, or if no helper thread is available.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -343,17 +344,17 @@ def _grace_s(number: int) -> float:
 
 
 def _end_with(number: int) -> None:
-    """End the process. `signal.signal` cannot be used, because it works only in the main thread, which hangs."""
+    """End the process. `signal.signal` cannot be used: it works only in the main thread, and that thread hangs."""
     ctypes.CDLL(None).signal(number, None)  # SIG_DFL
     os.kill(os.getpid(), number)
 
 
 PATIENCE_S = 5.0
-"""seconds to wait for a device; more if steps are long"""
+"""minimum seconds to wait for a device; if steps are long, ddpprof waits longer"""
 
 
 class TrainingDevice:
-    """The accelerators on which this process trains; none if it trains on CPU."""
+    """The accelerators on which this process trains. There are none if it trains on CPU."""
 
     def __init__(self) -> None:
         self.accelerators: tuple[torch.device, ...] = ()
@@ -382,7 +383,7 @@ class TrainingDevice:
     def comes_to_rest(self, patience_s: float) -> bool:
         """Wait until the devices are idle, but at most `patience_s` seconds. Return True if they are idle.
 
-        Returns False if this takes longer, a device fails, or a CUDA graph is being captured.
+        Returns False if the time is up, a device fails, or a CUDA graph is being captured.
         """
         if not self.accelerators:
             return True

@@ -1,10 +1,10 @@
 """Measure how long collectives take between the ranks of this job, and how much they slow down computation.
 
-All ranks call `measure`. For each size, up to three warm-up iterations run, and then as many iterations as fit into the
-time limit, each after a barrier. All ranks compute this number from the same data. Measuring stops after the first size
-at which one iteration exceeds the limit. Measurements of two concurrent collectives alternate with measurements of a
-single one, so that a temporary slowdown of the machine affects both. `ddpprof.model.json_files` describes the fields of
-the result.
+All ranks call `measure`. For each size, up to three warm-up iterations run. Then, as many iterations run as fit into
+the time limit, each after a barrier. All ranks compute this number of iterations from the same data. Measuring stops
+after the first size at which one iteration exceeds the limit. Measurements of two concurrent collectives alternate with
+measurements of a single collective, so that a temporary slowdown of the machine affects both.
+`ddpprof.model.json_files` describes the fields of the result.
 
 On an accelerator, several iterations follow one barrier, and the device measures their time, because launching a short
 collective and waiting for it on the host takes longer than the collective itself.
@@ -40,9 +40,9 @@ from ddpprof.version import __version__
 
 _ROUNDS = 5
 _UNDER_WAY = 4
-"""number of collectives in flight: more than a backend executes at once, as in a backward pass"""
+"""number of collectives in flight; like in a backward pass, there are more than a backend executes at the same time"""
 _FEWEST_BESIDE, _MOST_BESIDE = 2, 64
-"""number of collectives in a round beside computation"""
+"""number of collectives that run during computation in a round"""
 _LEAST_NS = 100_000_000
 """minimum duration of the computation without collectives in a round, ns"""
 _ROWS, _WIDTH = 128, 512
@@ -57,8 +57,8 @@ def measure_beside(
 ) -> tuple[list[int], list[int]]:
     """Return, for each round, the computation time lost per collective and the collective's duration, both in ns.
 
-    Each value is the maximum over all ranks. `start`: starts a collective that takes `alone_ns` without computation.
-    `may_take_ns`: time limit. `from_all`: gathers a value from each rank, in rank order.
+    Each value is the maximum over all ranks. `start`: function that starts a collective, which takes `alone_ns` without
+    computation. `may_take_ns`: time limit. `from_all`: function that gathers a value from each rank, in rank order.
     """
     number = int(min(max(may_take_ns / _ROUNDS / alone_ns, _FEWEST_BESIDE), _MOST_BESIDE))
     rounds = [from_all(_round(start, number, from_all)) for _ in range(_ROUNDS)]
@@ -198,7 +198,7 @@ def _place(environment: Mapping[str, str]) -> _LaunchedRank:
     for rank, size, local in launchers:
         if rank in environment and size in environment:
             return _LaunchedRank(int(environment[rank]), int(environment[size]), int(environment.get(local, "0")))
-    raise CannotRecord("the launcher does not set RANK and WORLD_SIZE. Set both on every rank.")
+    raise CannotRecord("the launcher does not set RANK and WORLD_SIZE. Set both variables on every rank.")
 
 
 @contextmanager
@@ -210,7 +210,7 @@ def _process_group(backend: str, device: torch.device) -> Iterator[None]:
             "MASTER_ADDR and MASTER_PORT are not set. Set them to the first rank's host and a free port there."
         )
     if world_size < 2:
-        raise CannotRecord("a single rank has no other rank to communicate with. Start at least two ranks.")
+        raise CannotRecord("there is only one rank, so there is no communication to measure. Start at least two ranks.")
     try:
         dist.init_process_group(
             backend,
@@ -227,7 +227,7 @@ def _process_group(backend: str, device: torch.device) -> Iterator[None]:
 
 
 def _in_one_line(error: Exception) -> str:
-    """Return the error in one line; for NCCL, the line that says that ranks share a GPU, if there is one."""
+    """Return the error in one line. If NCCL reports that ranks share a GPU, this is the line that says so."""
     refused = backends.refusal_of_shared_gpu(str(error))
     if refused is not None:
         return (

@@ -63,7 +63,7 @@ def optimizer_facts(optimizers: Iterable[Optimizer]) -> tuple[OptimizerFacts, ..
 
 
 def _tensors_in(state: Any) -> Iterable[torch.Tensor]:
-    """Yield the tensors in an optimizer's state, which is a dict of dicts of tensors, numbers and lists."""
+    """Yield the tensors in an optimizer's state, a dictionary of dictionaries of tensors, numbers and lists."""
     if isinstance(state, torch.Tensor):
         yield state
     elif isinstance(state, dict | list | tuple):
@@ -84,7 +84,7 @@ def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:
 def _takes_sparse(optimizer: Optimizer) -> bool:
     """Return True if sparse gradients do not change the optimizer's results.
 
-    Adam, for example, does not accept them, and sparse momentum grows until it contains all rows.
+    Adam, for example, does not accept sparse gradients, and sparse momentum grows until it contains all rows.
     """
     without = ("weight_decay", "momentum", "foreach", "fused", "differentiable")
     is_plain = not any(group.get(name) for group in optimizer.param_groups for name in without)

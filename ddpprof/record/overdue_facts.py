@@ -1,8 +1,8 @@
-"""Collect facts about an overdue step or a failed rank that are available only in its process; see `OverdueFacts`.
+"""Collect facts about an overdue step or a failed rank that only the rank's process can determine: see `OverdueFacts`.
 
 Torch's flight recorder is on by default and records all collectives. It shows which bucket was launched last, and which
-collectives of the last step did not occur in earlier steps. It is read when a step is overdue or the rank has failed. A
-dump of its 2,000 entries takes about 50 ms.
+collectives of the last step did not occur in earlier steps. ddpprof reads it when a step is overdue or the rank has
+failed. A dump of its 2,000 entries takes about 50 ms.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ddpprof.monitor.processes import wait_of
 _OF_NCCL, _OF_GLOO = "_dump_nccl_trace_json", "_dump_fr_trace_json"
 """functions of torch that return the flight recorder's dump"""
 _WITHOUT_WAITING = ("broadcast", "scatter", "send")
-"""operations after which the sender continues even if no other rank takes part"""
+"""operations that return on the sender even if no other rank takes part"""
 _ALL_REDUCE = ("all_reduce", "allreduce")
 _LEAST_STEPS = 5
 """minimum number of earlier steps for a collective to count as unusual"""
@@ -79,7 +79,7 @@ def all_reduces_since(since_ns: int) -> tuple[Collective, ...]:
 
 
 def unusual_collective(noted: Sequence[Collective], step_starts_ns: Sequence[int]) -> Collective | None:
-    """Return the first collective that the last step called more often than any earlier step did.
+    """Return the first collective that was called more often in the last step than in any earlier step.
 
     Only collectives in `_WITHOUT_WAITING` are considered. `step_starts_ns`: start times of the most recent steps, in
     order. Returns ``None`` if fewer than five earlier steps had collectives.
@@ -151,7 +151,7 @@ _OF_LOOPS = (StopIteration, GeneratorExit, KeyboardInterrupt, SystemExit)
 
 
 def overdue_facts(training_thread: int, since_ns: int, learning_rate: float | None, stack: str) -> OverdueFacts:
-    """Return facts about the training thread, whose current stack is `stack`.
+    """Return facts about the training thread. `stack`: current stack of this thread.
 
     `since_ns`: time (ns since 1970) from which collectives are counted.
     """

@@ -1,8 +1,8 @@
 """Wrap methods of torch so that they report events to `EVENTS`. `remove` restores the originals.
 
 Each wrapper calls the original exactly once and returns its result. The only exceptions are functions that save or
-delete checkpoints, in steps whose result is discarded (``--baseline-steps``, trials). For events that occur in every
-step, the overhead is one comparison if the event has no listener.
+delete checkpoints. They do nothing in steps with a result that is discarded (``--baseline-steps``, trials). For events
+that occur in every step, the overhead is one comparison if the event has no listener.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def install(distributed: ModuleType) -> None:
 
 @functools.cache
 def _forget_in_forked_children() -> None:
-    """Disable all events in forked child processes, such as DataLoader workers, which are not recorded."""
+    """Disable all events in forked child processes, such as DataLoader workers. They are not recorded."""
     os.register_at_fork(after_in_child=EVENTS.unbind)
 
 
@@ -270,7 +270,7 @@ def _save(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _unwritten: set[str] = set()
-"""files that ``torch.save`` did not write, and the names to which the script then renamed them"""
+"""files that ``torch.save`` did not write, and the new names if the script has renamed them"""
 
 
 def leave_unwritten(path: str | os.PathLike[str]) -> None:
@@ -314,7 +314,7 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _scaler_step(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Report optimizer steps that the scaler skips because gradients overflowed. Such steps count as training steps."""
+    """Report optimizer steps that the scaler skips because gradients overflowed. They count as training steps."""
     from torch.optim import Optimizer
 
     def step(self: Any, /, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -410,7 +410,7 @@ def saving_methods() -> Iterator[tuple[type, str]]:
 
 
 def lists_of_old_checkpoints() -> Iterator[tuple[Any, str]]:
-    """Yield the owner and the name of each function that lists the old checkpoints that the Trainer will delete."""
+    """Yield the owner and the name of each function with which the Trainer lists the old checkpoints to delete."""
     trainer = sys.modules.get("transformers.trainer")
     for owner, name in ((trainer, "sort_checkpoints"), (getattr(trainer, "Trainer", None), "_sorted_checkpoints")):
         if hasattr(owner, name):

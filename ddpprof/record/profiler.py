@@ -1,13 +1,13 @@
 """Run torch.profiler over the profiled steps, each marked ``ProfilerStep#k`` with ddpprof's step number.
 
-The time for which training pauses for the profiler is measured, and is not part of any step. If a step does not end for
-a long time, for example during validation or while a CUDA graph is replayed, the profiler stops collecting until the
-next step, which limits its memory use. Such a step does not count as profiled, and the next one is profiled instead.
+The time that training pauses for the profiler is measured and is not part of any step. If a step does not end for a
+long time, for example during validation or while a CUDA graph is replayed, the profiler stops collecting until the next
+step. This limits its memory use. Such a step does not count as profiled, and the next step is profiled instead.
 
 A trace may take hundreds of megabytes, and all ranks may write to the same network folder at the same time. A separate
 thread therefore writes the trace. If the run directory is not on the node's local disk, the thread first writes the
-trace to the local disk, and then a compressed copy to the run directory. On the local disk, the file is only renamed,
-and is compressed after training.
+trace to the local disk and then writes a compressed copy to the run directory. If it is on the local disk, the file is
+only renamed, and is compressed after training.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from ddpprof.record.settings import Settings
 _LOOKS_EVERY_S = 0.01
 _TRIES_AGAIN_S = 0.05
 _USUAL_FACTOR = 5
-"""a step that is this many times as long as the longest earlier step may be cut short"""
+"""the profiler may stop within a step that is this many times as long as the longest earlier step"""
 _MEMORY_OF_UNUSUAL_BYTES = 8 << 20
-"""memory growth in bytes at which such a step is cut short; the profiler needs several times as much when it stops"""
+"""memory growth in bytes at which the profiler stops within such a step; stopping takes several times as much memory"""
 _LONG_S = 10.0
-"""duration in seconds at which such a step is cut short even if its memory has not grown"""
+"""duration in seconds at which the profiler stops within such a step even if memory has not grown"""
 
 
 class Bounds:
     """Limits the time and memory of all profiled steps together, and of a single step that does not end."""
 
     def __init__(self, leave_out: Callable[[], bool], most_seconds: float, most_bytes: int) -> None:
-        """Set the limits. `leave_out` stops collecting; it is called in the main thread until it returns True."""
+        """Set the limits. `leave_out`: stops collecting; it is called in the main thread until it returns True."""
         self._leave_out = leave_out
         self._most_s = most_seconds
         self._most_bytes = most_bytes
@@ -68,7 +68,7 @@ class Bounds:
     def longest_s(self) -> float:
         """Duration in seconds of the longest step so far.
 
-        Initial skipped steps, which take longer, count only if no other step has ended.
+        Initial skipped steps take longer, so they count only if no other step has ended.
         """
         return self._longest_s[True] or self._longest_s[False]
 
@@ -94,7 +94,7 @@ class Bounds:
         self._over.set()
 
     def exceeded(self) -> str | None:
-        """Return a description of the limit that the profiled steps have exceeded; ``None`` if none is exceeded."""
+        """Return a description of the limit that the profiled steps have exceeded, or ``None``."""
         if self._began is None:
             return None
         if time.monotonic() - self._began > self._most_s:
@@ -153,7 +153,8 @@ except ImportError:
 
 _ASKS_EVERY_S = 0.1
 _LOCAL_DISK_BYTES = 4 << 30
-"""minimum free bytes on the node's local disk; with less, the trace is written directly to the run directory"""
+"""minimum free bytes on the node's local disk; if there are fewer, the trace is written directly to the run directory
+"""
 
 
 class TraceFile:
@@ -239,7 +240,7 @@ def _lies_elsewhere(directory: Path) -> bool:
 
 
 def _relative(path: Path) -> str:
-    """Return the relative path, because Kineto writes the path into the trace, which users may share."""
+    """Return the relative path. Kineto writes the path into the trace, and users may share the trace."""
     try:
         return os.path.relpath(path)
     except OSError:  # the working folder no longer exists
@@ -247,7 +248,7 @@ def _relative(path: Path) -> str:
 
 
 _TOGGLES_S = 0.5
-"""seconds to wait for the device before collection is toggled; if the device is not idle by then, retried later"""
+"""seconds to wait for the device before toggling collection; if it is not idle by then, ddpprof tries again later"""
 _LETS_GO_S = 0.02
 """seconds to wait for gloo's threads to end their profiler ranges, before the profiler's memory is freed"""
 _ACTIVITIES = {device: getattr(ProfilerActivity, name) for device, name in ACTIVITIES.items()}
@@ -263,7 +264,7 @@ class StepProfiler:
     """Runs torch.profiler over the profiled steps of one process."""
 
     _other: ClassVar[tuple[weakref.ref[Any], object] | None] = None
-    """the script's autograd profiler that last began to warm up, and its results at that time"""
+    """the script's autograd profiler that began to warm up most recently, and its results at that time"""
 
     def __init__(self, settings: Settings, device: TrainingDevice) -> None:
         self._settings = settings
@@ -293,7 +294,7 @@ class StepProfiler:
         return self._is_busy or (self._profile is not None and self._profile.profiler is inner)
 
     def another_prepares(self, inner: object) -> None:
-        """Record that the script's own autograd profiler `inner` is about to warm up, which may happen repeatedly."""
+        """Record that the script's own autograd profiler `inner` is about to warm up. This may happen repeatedly."""
         StepProfiler._other = weakref.ref(inner), getattr(inner, "kineto_results", None)
 
     def _other_warms_up(self) -> bool:
@@ -307,7 +308,7 @@ class StepProfiler:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Add the duration of the block to the time for which training pauses for the profiler."""
+        """Add the duration of the block to the time that training pauses for the profiler."""
         began = time.perf_counter_ns()
         self._is_busy = True
         try:
@@ -353,7 +354,9 @@ class StepProfiler:
             self._step = None
 
     def leave_out(self) -> bool:
-        """Stop collecting for the rest of this step. Return False if this is not possible now, as in a backward pass.
+        """Stop collecting for the rest of this step.
+
+        Returns False if this is not possible now, for example in a backward pass.
 
         This may be called between any two instructions of the training thread.
         """
@@ -376,7 +379,7 @@ class StepProfiler:
     def stop(self, patience_s: float = PATIENCE_S) -> profile | None:
         """Stop the profiler and return its profile.
 
-        Returns ``None`` if no step was profiled, or the device does not become idle within `patience_s`.
+        Returns ``None`` if no step was profiled, or if the device does not become idle within `patience_s`.
         """
         finished, recorded = self._taken_out()
         if finished is None:
@@ -404,14 +407,14 @@ class StepProfiler:
         return finished, recorded
 
     def clear_away(self) -> None:
-        """Stop the profile that `stop` could not stop, if the device is now idle."""
+        """If `stop` could not stop the profile and the device is now idle, stop the profile."""
         is_over = self._stops_collecting is None or self._stops_collecting.done()
         if self.left is not None and is_over and self._device.comes_to_rest(_LETS_GO_S):
             left, self.left, self._stops_collecting = self.left, None, None
             self._end(left, recorded=True)
 
     def _let_go(self, unfinished: profile, recorded: bool) -> None:
-        """Stop collecting, because a process that exits while the profiler collects data would crash."""
+        """Stop collecting, because a process would crash if it exited while the profiler collects data."""
         if recorded and self._settings.with_stack and self._device.comes_to_rest(GRACE_S):
             self._end(unfinished, recorded)  # recording of Python calls cannot be toggled
         elif recorded:
@@ -452,7 +455,7 @@ def _toggle_cpu(on: bool) -> bool:
 
 
 def _has_gpu() -> bool:
-    """Return True if this machine has a GPU, without initializing its driver as torch would."""
+    """Return True if this machine has a GPU. Unlike torch, this does not initialize the GPU's driver."""
     return any(path.exists() for path in _GPU_FILES)
 
 

@@ -1,8 +1,8 @@
-"""Write the pulse of this rank: a record of the training thread's activity, in memory that outlives the process.
+"""Write the pulse of this rank: a record of the training thread's activity, in memory that remains if the process dies.
 
 The training thread writes its current activity to mapped memory, and appends finished activities to a list. This makes
 no system call, and cannot block or raise. The value of a loss is read only if it is on CPU. Code that runs once per
-step is never in the CPU caches, so it is short and makes few calls. `PulseRows` turns the list into rows of steps in
+step is not in the CPU caches, so it is kept short and makes few calls. `PulseRows` turns the list into rows of steps in
 another thread. The memory is in ``/dev/shm``, because a mapped file on a disk would end the training with SIGBUS if it
 were truncated. `PulseKeeper` does all other work in a separate thread.
 """
@@ -51,9 +51,9 @@ STEP_ENDED = 11
 
 _Gradients = Sequence[tuple[Sequence[int], int, int]]
 _GRADIENTS_PER_LOOK = 400
-"""maximum number of gradient times that are read per step on average; reading this many takes about 10 µs"""
+"""maximum average number of gradient times that are read per step; reading this many takes about 10 µs"""
 _BETWEEN_LOOKS_NS = 2_000_000
-"""minimum step duration, ns, for every step to read gradient times"""
+"""gradient times are read in every step if steps take at least this long, ns"""
 _STEPS_OF_MEAN = 16
 """minimum number of steps over which the mean duration is computed"""
 
@@ -67,7 +67,7 @@ class PulseRows:
         self.notes: deque[tuple[int, Any]] = deque()
         """kinds and values of notes; any thread may append"""
         self.problem: str | None = None
-        """why no more rows are written"""
+        """reason why no more rows are written"""
         self._making = Lock()
         self._num_summaries, self._steps_per_summary = 0, layout.STEPS_PER_SUMMARY
         self._summarized_until = first_step
@@ -86,7 +86,7 @@ class PulseRows:
         self._begin_step()
         words[_NUM_STEPS] = first_step
         self.made_ns = time_ns()
-        """when notes were last read"""
+        """time at which notes were last read"""
 
     def _begin_step(self) -> None:
         self._spent_ns = [0] * _NUM_ACTIVITIES
@@ -94,7 +94,7 @@ class PulseRows:
         self._waited_ns = self._flags = 0
 
     def make(self) -> None:
-        """Write the rows of the steps that have ended. Any thread may call this, and it does not raise."""
+        """Write the rows of the steps that have ended. Any thread may call this. It does not raise an exception."""
         with self._making:
             if self.problem is None:
                 try:
@@ -109,7 +109,7 @@ class PulseRows:
     def end_for(self, error: Exception) -> None:
         """Stop writing rows, because of `error`.
 
-        Only the text of `error` is kept, because the exception may hold references to a model and its results.
+        Only the text of `error` is kept, because the exception may reference a model and its results.
         """
         if self.problem is None:
             self.problem = type(error).__name__
@@ -221,11 +221,11 @@ _OTHER, _DATA = int(Activity.OTHER), int(Activity.DATA)
 _BACKWARD, _OPTIMIZER, _SAVE = int(Activity.BACKWARD), int(Activity.OPTIMIZER), int(Activity.SAVE)
 _COMPILED = int(StepFlag.COMPILED)
 _GOLDEN = 0x9E3779B1
-"""first 32 bits of the golden ratio; its multiples select one in n steps evenly, whatever the period of training is"""
+"""first 32 bits of the golden ratio; its multiples select one in n steps evenly, even if training is periodic"""
 _PATIENCE_NS = 1_000_000_000
 """time in ns after which the training thread writes rows itself, because `PulseKeeper` is waiting for a disk"""
 _MOST_NOTES = 10_000
-"""number of notes above which the training thread also writes rows within a step, as in a long evaluation"""
+"""number of notes above which the training thread also writes rows within a step, for example in a long evaluation"""
 
 
 class PulseWriter(Listener):
@@ -277,21 +277,21 @@ class PulseWriter(Listener):
         self._num_compiled = num_compiled()
         self._num_passes = 0
         self._num_forwards = self._passes_before = 0
-        """number of synchronizing forwards in the step, and of synchronizing backward passes before it"""
+        """number of synchronizing forward passes in the step, and of synchronizing backward passes before it"""
         self._usual_unpaired: int | None = None
-        """smallest number so far by which the forwards in a step exceed its backward passes"""
+        """smallest difference so far between the number of forward passes and of backward passes in a step"""
         self._finite_step = self._last_nonfinite = UNKNOWN
-        """number of the last step with a finite loss, and of the last one with a NaN or infinite loss"""
+        """number of the last step with a finite loss, and number of the last step with a NaN or infinite loss"""
         self._reduces = False
         """whether the next backward pass reduces gradients"""
         self._forwards: list[tuple[Any, int, int]] = []
-        """(reducer, earliest and latest origin of its gradient times) of each module whose gradients the next backward
-        pass reduces; empty if gradient times are not read in this step
+        """reducer, and earliest and latest origin of its gradient times, for each module with gradients that the next
+        backward pass reduces; empty if gradient times are not read in this step
         """
         self._looks = True
         """whether gradient times are read in this step"""
         self.reads_losses = True
-        """False while the profiler runs, because reading a loss would appear in the trace as the script's operation"""
+        """False while the profiler runs, because reading a loss would appear in the trace as an op of the script"""
         self.begins(_OTHER)
         self.words[_STEP] = identity.first_step
         self.words[_STEP_SINCE] = now
@@ -335,8 +335,8 @@ class PulseWriter(Listener):
     def forward_ends(self, ddp: DistributedDataParallel, inner_end_ns: int) -> None:
         """Record the end of a DDP module's forward.
 
-        If the gradients will be reduced, their times are relative to the end of the wrapped module's forward. On an
-        accelerator, gradient times have no meaning, because the host does not wait for the device.
+        If the gradients will be reduced, their times are relative to the end of the wrapped module's forward pass. On
+        an accelerator, gradient times are meaningless, because the host does not wait for the device.
         """
         self.begins(_OTHER)
         try:
@@ -437,11 +437,11 @@ class PulseWriter(Listener):
 
     @property
     def num_nonfinite(self) -> int:
-        """Number of steps so far whose loss was NaN or infinite."""
+        """Number of steps so far with a NaN or infinite loss."""
         return self.words[_NUM_NONFINITE]
 
     def ends_as(self, ended: Ended, exits: bool = False) -> None:
-        """Record how training ended, and whether the process exits now."""
+        """Record how training ended and whether the process is exiting."""
         write_state(self.words, "exits", exits)
         write_state(self.words, "ended", ended)
         write_state(self.words, "ended_ns", time_ns())
@@ -453,6 +453,6 @@ class PulseWriter(Listener):
         return [*steps.start_ns[-most:].tolist(), self.words[_STEP_SINCE]]
 
     def close(self) -> None:
-        """Remove the pulse from memory, but not its copy in the run directory. Nothing is recorded afterwards."""
+        """Remove the pulse from memory, but keep its copy in the run directory. Nothing is recorded afterwards."""
         own_files.remove_file(Path(self.identity.shared))
         os.close(self._file)

@@ -46,7 +46,7 @@ _TRAINS = (Activity.BACKWARD, Activity.OPTIMIZER)
 
 
 class PulseKeeper:
-    """Maintains one pulse. Only the constructor raises. Later errors only end the copying."""
+    """Maintains one pulse. Only the constructor raises errors. Later errors only end the copying of the pulse."""
 
     def __init__(
         self,
@@ -144,8 +144,8 @@ class PulseKeeper:
     def close(self, process_exits: bool = False) -> bool:
         """Copy the pulse one last time, and end the thread. Return False if the disk does not respond.
 
-        `process_exits`: whether the process is about to exit. If it fails to do so, the thread writes the main thread's
-        stack.
+        `process_exits`: whether the process is about to exit. If the process does not exit, the thread writes the main
+        thread's stack.
         """
         self._process_exits = process_exits
         self._ending.set()
@@ -220,8 +220,7 @@ class PulseKeeper:
     def _are_facts_due(self, stack: str) -> bool:
         """Return True when a step has become overdue, and again when the stack has changed and then stayed the same.
 
-        Facts are not written more often, because a long evaluation, which also counts as overdue, must not be slowed
-        down.
+        Facts are not written more often, because a long evaluation also counts as overdue and must not be slowed down.
         """
         if self._facts_of is None:
             return True
@@ -310,14 +309,14 @@ class RunningPulse:
         first_step: int,
         training_thread: int,
     ) -> None:
-        """Begin with step `first_step`. Raises ``OSError`` or ``ValueError`` if the pulse cannot be created."""
+        """Begin the pulse with step `first_step`. Raises ``OSError`` or ``ValueError`` if it cannot be created."""
         assert job.files is not None
         self._job, self._notes = job, notes
         self._unfrozen: tuple[str, ...] = ()
         self._looks_for_unfrozen = job.leads and job.group_size > 1
         self._num_rounds = 0
         self._tells_rate = True
-        """whether the learning rate is still to be written when a loss becomes NaN or infinite"""
+        """whether to write the learning rate when a loss becomes NaN or infinite; False once it has been written"""
         gather_left()
         with ExitStack() as undo:
             self.writer = PulseWriter(job.identity(notes.device.type, first_step), training_thread)
@@ -331,7 +330,7 @@ class RunningPulse:
         self._keeper.each_round, self._keeper.learning_rate = self._round, notes.learning_rate
 
     def _round(self) -> None:
-        """Do the work that is due several times a second."""
+        """Do the work that recurs several times a second."""
         self._num_rounds += 1
         if self._tells_rate and self.writer.num_nonfinite:
             self._tells_rate = False
@@ -344,7 +343,7 @@ class RunningPulse:
         self.captures.round()
 
     def _look_for_unfrozen(self) -> None:
-        """Report parameters that are trained but not averaged by DDP, if two consecutive checks find them."""
+        """Report parameters that are trained without averaging by DDP, if two consecutive checks find them."""
         before, self._unfrozen = self._unfrozen, self._notes.unfrozen()
         if self._unfrozen and self._unfrozen == before:
             self._looks_for_unfrozen = False

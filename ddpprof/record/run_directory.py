@@ -1,11 +1,11 @@
-"""Create the run directory, and on hosts that cannot access it, a directory with a part of the run.
+"""Create the run directory. On hosts that cannot access it, create a directory with a part of the run.
 
-The leading rank writes ``run.json`` into the run directory, and the other ranks get its ``run_id`` from the job's
-store. If hosts share no file system, a rank that does not find ``run.json`` writes one for the ranks of its host, and
-prints how to join the parts.
+The leading rank writes ``run.json`` into the run directory. The other ranks get the ``run_id`` from the job's store. If
+hosts share no file system, a rank that does not find ``run.json`` writes one for the ranks of its host, and prints how
+to join the parts.
 
 torchrun restarts all ranks when a rank fails, or when nodes join or leave. The first attempt that reaches a DDP forward
-records into the run directory, and later attempts record into subfolders.
+pass records into the run directory, and later attempts record into subfolders.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def next_attempt(directory: Path, settings: Settings) -> int:
 
 
 def is_restart(directory: Path, settings: Settings) -> bool:
-    """Return True if torchrun has restarted the job. In that case, refusing to record would end a running job."""
+    """Return True if torchrun has restarted the job. Raising an error would then end a running job."""
     return os.environ.get(_RESTARTS) not in (None, "", "0") or next_attempt(directory, settings) > 0
 
 
@@ -167,7 +167,7 @@ def _how_to_join(directory: Path, leader: int) -> str:
     host = socket.gethostname()
     copied = f"{directory}-{host}"
     return (
-        f"{host} cannot access the run directory of rank {leader}, so the files of ranks on {host} stay there. On "
+        f"{host} cannot access the run directory of rank {leader}, so the files of the ranks on {host} stay there. On "
         f"rank {leader}'s host, run: rsync -a {host}:{directory}/ {copied}/ && ddpprof report {directory} {copied}"
     )
 
@@ -207,4 +207,6 @@ def _refuse_second_job(directory: Path, launched_unix_s: float | None) -> None:
     if first is None or first.created_unix_s is None or launched_unix_s is None:
         return
     if first.created_unix_s >= launched_unix_s:
-        raise RunExists(f"the command starts more than one training job: only the first is recorded, in {directory}.")
+        raise RunExists(
+            f"the command starts more than one training job. Only the first job is recorded, in {directory}."
+        )

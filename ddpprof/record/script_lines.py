@@ -1,4 +1,4 @@
-"""Record which lines of the script make the host wait for the accelerator, and which lines run, in profiled steps.
+"""In profiled steps, record the script's lines that make the host wait for the accelerator, and the lines that run.
 
 ``loss.item()``, ``if tensor:``, ``tensor.cpu()``, ``tensor.nonzero()`` and ``print(tensor)`` return only when the
 accelerator has computed the value. The accelerator is then idle until the host launches more work. `HostReads` wraps
@@ -6,8 +6,8 @@ these methods of `torch.Tensor`. Each wrapper calls the original, and records th
 the call.
 
 `CodeSampler` samples the training thread's Python stack every few milliseconds, in a helper thread. While the training
-thread holds Python's global interpreter lock, the helper thread has to wait, so that the sample after a long call into
-C, such as ``tensor.tolist()``, may show the following line.
+thread holds Python's global interpreter lock, the helper thread has to wait. Therefore, the sample after a long call
+into C, such as ``tensor.tolist()``, may show the following line.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _METHODS = {
     "__repr__": "print()",
     "__format__": "format()",
 }
-"""methods that wait → how users write the call; nested calls are counted once, as the outermost one"""
+"""methods that wait → how users write the call; nested calls are counted once, as the outermost call"""
 _MOST_PLACES = 100
 _Key = tuple[str, str, int, str]
 
@@ -135,7 +135,7 @@ def _is_on_host(tensor: torch.Tensor) -> bool:
 class _UserLine:
     frame: Frame
     called: str
-    """file of the library that it calls; empty if it calls none, apart from ddpprof's wrappers"""
+    """file of the library that the line calls; empty if it calls no library other than ddpprof's wrappers"""
     caller: FrameType | None
 
 
@@ -170,7 +170,7 @@ _RUNS_BACKWARD = "_engine_run_backward"
 """torch's function that runs a backward pass"""
 _INTERVAL_S = 0.002
 _MANY = 1000
-"""number of samples after which they become half as frequent"""
+"""number of samples after which the sampling rate is halved"""
 _OF_OWN = "/ddpprof/record/"
 _OF_FRAMEWORKS = re.compile(r"/torch/(?!distributed/)|/(?:transformers|accelerate|lightning|pytorch_lightning)/")
 """files of libraries that run operators; pickling in ``torch.distributed`` is not an operator"""

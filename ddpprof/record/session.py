@@ -1,4 +1,4 @@
-"""Control the recording of one training process: bind listeners in each step, open the files, and complete them.
+"""Control the recording of one training process: bind listeners in each step, and open and complete the files.
 
 Any problem is reported once on stderr, and training continues.
 """
@@ -50,12 +50,12 @@ _COMPILED = "optimizer_hooks"
 _ONLY_RECORDED = ("pre_forward_begins", "batch_comes")
 """events that `Feeding` needs only in steps that are recorded or may still be recorded"""
 _MOST_TO_ALLOCATE = 3
-"""number of optimizer steps that a script may take before its first DDP forward, in order to allocate memory"""
+"""number of optimizer steps that a script may take before its first DDP forward pass, in order to allocate memory"""
 _STEPS_TO_PEAK = 10
-"""number of first steps in which peaks of memory are assigned to a part of the step, unless they are recorded"""
+"""number of first steps in which memory peaks are assigned to a part of the step, unless the steps are recorded"""
 _COMPARED_STEPS = 50
 _OPEN_S = 3.0
-"""maximum time in seconds for which a failed rank delays its exit in order to write how it failed"""
+"""maximum time in seconds by which a failed rank delays its exit in order to write how it failed"""
 _NEVER_CALLED = (
     "the script constructed a DistributedDataParallel module but never called it, so DDP averaged no gradients. "
     "Compute the loss from model(…), not from model.module(…)."
@@ -64,7 +64,7 @@ _ENDS = {"finished": Ended.FINISHED, "interrupted": Ended.INTERRUPTED}
 
 
 class Session(Listener):
-    """One recording, from the first DDP module to the end. As a listener, it handles rare events."""
+    """One recording, from the first DDP module to the end of training. As a listener, it handles rare events."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -78,17 +78,17 @@ class Session(Listener):
         self._recorded, self._watched = RecordedSteps(self), WatchedSteps(self)
         self._listens = False
         self._bindings: dict[tuple[object, ...], dict[str, Any]] = {}
-        """bound listeners, by the state of the session for which they were chosen"""
+        """bound listeners for each state of the session"""
         self._handles: list[Any] = []
         self._pulse: RunningPulse | None = None
         self._main_window: Window | None = None
-        """window of the first recorded steps during a capture, which has a separate window"""
+        """window of the first recorded steps; set during a capture, because a capture has its own window"""
         self._crash = CrashFile()
         self._closed = False
         self.process_exits = False
         """whether the recording ends because the process is exiting"""
         self._not_saving: set[str] = set()
-        """framework classes whose checkpoints were already reported as not saved"""
+        """framework classes for which ddpprof has already reported that checkpoints are not saved"""
 
     def begin(self) -> None:
         """Start listening to training events."""
@@ -154,13 +154,13 @@ class Session(Listener):
         return self.window.mode is StepMode.DONE
 
     def attach(self, ddp: DistributedDataParallel) -> None:
-        """Begin recording, at the first forward of a DDP module."""
+        """Begin recording, at the first forward pass of a DDP module."""
         self.notes.environment.describe(ddp)
         self.notes.module(ddp)
         self._begin_training(functools.partial(self.job.attach, ddp.process_group))
 
     def attach_alone(self) -> None:
-        """Begin recording, at the first forward of an `nn.DataParallel`. This process is the whole job."""
+        """Begin recording, at the first forward pass of an `nn.DataParallel`. This process is the whole job."""
         if self._settings.baseline_steps or self._settings.alone_steps:
             raise DdpprofError("--baseline-steps needs DistributedDataParallel, but the script uses DataParallel.")
         self._begin_training(self.job.attach_alone)
@@ -228,7 +228,7 @@ class Session(Listener):
             running.end(ended, self.process_exits)
 
     def _look_for_capture(self) -> None:
-        """Between two steps, begin a capture on which all ranks have agreed, or end the current capture."""
+        """Between two steps, begin the capture that all ranks have agreed on, or end the current capture."""
         captures, window = None if self._pulse is None else self._pulse.captures, self.window
         if captures is None or captures.request is None or window.mode is not StepMode.DONE or window.stopping:
             return
@@ -284,7 +284,7 @@ class Session(Listener):
         is_captured = self.notes.device.is_captured
         if self.graphs.hide_steps and not is_captured and get_ident() == EVENTS.training_thread:
             self.window.cut_short(
-                "the script replays a CUDA graph of whole steps, and ddpprof cannot see where these steps end"
+                "the script replays a CUDA graph of whole steps, and ddpprof cannot detect where these steps end"
             )
 
     def discards_file(self, target: Any) -> bool:
@@ -327,7 +327,7 @@ class Session(Listener):
         return files.directory if files is not None and self.job.leads else None
 
     def close(self, error: BaseException | None) -> None:
-        """Write everything recorded so far. `error`: the exception that ends training, if any."""
+        """Write all data recorded so far. `error`: the exception that ends training, if any."""
         if not self.job.in_this_process():
             return
         try:
@@ -383,7 +383,7 @@ class Session(Listener):
     def _add_unusual_collective(self, ended: str, pulse: PulseWriter) -> None:
         """Add the unusual collective to the facts.
 
-        The other facts are written first, because finding the collective takes a second, and the launcher may end the
+        The other facts are written first, because finding the collective takes a second and the launcher may end the
         process in the meantime.
         """
         found = unusual_collective(collectives(of_nccl=False), pulse.step_starts_ns(_COMPARED_STEPS))
@@ -401,10 +401,12 @@ class Session(Listener):
         num_steps, num_skipped, num_replays = self.window.step, self.window.num_skipped, self.graphs.num_replays
         took = f"training ran for {num_steps} step{'s' if num_steps != 1 else ''}"
         if num_replays > num_steps:
-            return f"{took} and replayed CUDA graphs {num_replays} times. ddpprof cannot see steps within a CUDA graph."
+            return (
+                f"{took} and replayed CUDA graphs {num_replays} times. ddpprof cannot detect steps within a CUDA graph."
+            )
         options = options_for(num_steps, self.notes.device.is_accelerator)
         instead = "make it run more steps" if options is None else f"to record these steps, use ddpprof trace {options}"
-        return f"{took}, and the first {num_skipped} are not recorded: {instead}."
+        return f"{took}, but the first {num_skipped} steps are not recorded: {instead}."
 
     def give_up(self, error: Exception) -> None:
         """End the recording because of `error`. Training continues, unless this is a trial."""
@@ -448,7 +450,7 @@ class Session(Listener):
 
 
 class RecordedSteps(Listener):
-    """Detects the ends of steps that are recorded, or that precede recorded steps."""
+    """Detects the ends of recorded steps and of the steps before them."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -458,7 +460,7 @@ class RecordedSteps(Listener):
         self._not_of_ddp: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         """optimizers without parameters of any DDP module → number of DDP modules when this was checked"""
         self._steps_without_forward = 0
-        """number of optimizer steps for parameters of DDP modules before the first DDP forward"""
+        """number of optimizer steps for parameters of DDP modules before the first DDP forward pass"""
 
     def forward_begins(self, ddp: DistributedDataParallel) -> None:
         session = self._session
@@ -546,7 +548,7 @@ class RecordedSteps(Listener):
 class WatchedSteps(Listener):
     """Counts steps that are not recorded.
 
-    Code that runs once per step is never in the CPU caches, so every call costs time, and errors are handled here.
+    Code that runs once per step is not in the CPU caches, so every call costs time. Therefore, errors are handled here.
     """
 
     may_raise = False

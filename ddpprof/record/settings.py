@@ -1,4 +1,4 @@
-"""Settings of the recording, which are passed to the training processes in one environment variable."""
+"""Settings of the recording. They are passed to the training processes in one environment variable."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ENVIRONMENT_VARIABLE = "DDPPROF_SETTINGS"
 WATCHING: dict[str, Any] = {"skip_first": REBUILT, "cost_steps": 0, "warmup": 0, "steps": 0, "profiler": False}
-"""settings that record nothing but the pulse"""
+"""settings that record only the pulse"""
 
 
 @dataclass(frozen=True, repr=False)  # created in every process that imports torch, so it must be fast to create
@@ -31,7 +31,7 @@ class Settings:
     recorded_with: tuple[str, ...] = ()
     """arguments of ``ddpprof trace`` that record the same kind of run again, without the output directory"""
     skip_first: int = SKIP_FIRST
-    """initial steps that are not recorded, while DDP rebuilds its buckets and caches and allocators warm up"""
+    """initial steps that are not recorded; in them, DDP rebuilds its buckets, and caches and allocators warm up"""
     cost_steps: int = COST_STEPS
     """steps in which ddpprof's overhead is measured; recording is off in half of them"""
     timed_steps: int = 0
@@ -41,7 +41,7 @@ class Settings:
     steps: int = STEPS
     """steps with the profiler on, or with light recording if ``profiler=False``"""
     profile_ranks: tuple[tuple[int, int], ...] = ()
-    """first and last rank of each span to profile; if empty, all ranks, or a sample of them in a large job"""
+    """first and last rank of each span to profile; if empty, all ranks or, in a large job, a sample of the ranks"""
     baseline_steps: int = 0
     """following profiled steps without gradient communication; the job ends after them, because the ranks diverge"""
     alone_steps: int = 0
@@ -52,7 +52,7 @@ class Settings:
     with_stack: bool = False
     profile_memory: bool = False
     most_seconds: float = 300.0
-    """seconds after which the profiled steps end, however many have been recorded"""
+    """seconds after which the profiled steps end, even if fewer steps than requested have been recorded"""
     most_bytes: int = 2 << 30
     """growth of the process's memory, in bytes, that ends the profiled steps"""
     stop_after: bool = False
@@ -68,7 +68,7 @@ class Settings:
     loader: Mapping[str, Any] = field(default_factory=dict)
     """arguments of every `DataLoader`'s constructor that replace the script's arguments"""
     passes_per_reduction: int = 0
-    """if not 0, only the last of this many backward passes of a step reduces gradients, as under ``no_sync``"""
+    """if not 0, only the last of this many backward passes of a step reduces gradients, as with ``no_sync``"""
     nccl_log: bool = False
     """make NCCL write its log into the run directory"""
     optimize_ddp: str | None = None
@@ -81,13 +81,13 @@ class Settings:
     from turning on autograd's anomaly detection
     """
     num_threads: int = 0
-    """if not 0, number of threads that the script's calls of ``torch.set_num_threads`` set, whatever their argument"""
+    """if not 0, the script's calls of ``torch.set_num_threads`` set this number of threads and ignore their argument"""
     pulse: bool = True
     """record this rank's activity in every step of the whole run, for ``ddpprof top``, ``diagnose`` and reports"""
     losses: bool = False
     """keep the loss of each step"""
     without_ddp: bool = False
-    """make DDP only call its module, without averaging gradients"""
+    """make DDP call its module without averaging gradients"""
     ddp_blocks: int = 0
     """number of pairs of blocks at the end of the run: a block of timed steps with DDP, and one without DDP"""
     block_steps: int = 0
@@ -105,7 +105,7 @@ class Settings:
 
     @classmethod
     def to_watch(cls, out: str, **others: Any) -> Settings:
-        """Return settings that record nothing but the pulse."""
+        """Return settings that record only the pulse."""
         return cls(out, **WATCHING, **others)
 
     def to_capture(self, request: CaptureRequest, folder: Path, first_step: int) -> Settings:

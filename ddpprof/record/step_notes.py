@@ -1,4 +1,4 @@
-"""Record facts about the job and the current step: forwards, optimizer steps, losses, RPC calls."""
+"""Record facts about the job and the current step: forward passes, optimizer steps, losses, RPC calls."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RpcNotes(Listener):
         self._calls, self.num_left_out = [], 0
 
     def calls(self) -> tuple[RpcCall, ...]:
-        """Return the calls of the step, finished or not."""
+        """Return all calls of the step, including calls that have not finished."""
         return tuple(self._calls)
 
     def rpc_sent(self, began_ns: int, future: Any, to: Any, func: Any, rpc_type: Any, args: Any, kwargs: Any) -> None:
@@ -114,7 +114,7 @@ _FRAMEWORK_BY_MODULE = {
     "lightning_fabric": "fabric",
     "accelerate.accelerator": "accelerate",
 }
-"""module → framework; the first match is used, because transformers uses Accelerate, and Lightning uses Fabric"""
+"""module → framework; the first match is used, because Transformers uses Accelerate and Lightning uses Fabric"""
 
 
 class JobEnvironment(Listener):
@@ -172,7 +172,7 @@ class JobEnvironment(Listener):
         self._world_size = dist.get_world_size()
 
     def _together(self) -> tuple[int, ...] | None:
-        """Return the ranks of all modules' process groups, sorted; ``None`` if these are all ranks of the job."""
+        """Return the ranks of all modules' process groups, sorted; ``None`` if all ranks of the job are in them."""
         ranks = set[int]().union(*self._groups)
         return None if not ranks or len(ranks) == self._world_size else tuple(sorted(ranks))
 
@@ -233,7 +233,7 @@ def framework_at_work() -> str | None:
 
 
 def _holding_the_model() -> str | None:
-    """Return ``"accelerate"`` if the script has created an Accelerator, which is not on the stack during training."""
+    """Return ``"accelerate"`` if the script has created an Accelerator. It is not on the stack during training."""
     state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
     return "accelerate" if getattr(state, "_shared_state", None) else None
 
@@ -272,7 +272,7 @@ class LossNotes(Listener):
 
 
 class StepNotes(Listener):
-    """Records the events of steps that are recorded in detail. It is bound only in such steps."""
+    """Records the events of steps that are recorded in detail. This listener is bound only in such steps."""
 
     def __init__(self) -> None:
         self.modules: list[RecordedModule] = []
@@ -299,7 +299,7 @@ class StepNotes(Listener):
         self._data_parallel: dict[int, DataParallelModule] = {}
         self._data_parallel_device = "cpu"
         self.optimizer: weakref.ref[Any] | None = None
-        """optimizer that took the last step before or in the recorded steps"""
+        """optimizer that took the most recent step, before or in the recorded steps"""
 
     def find(self, ddp: Any) -> RecordedModule | None:
         for module in self.modules:
@@ -340,7 +340,7 @@ class StepNotes(Listener):
             self._data_parallel_device = model.src_device_obj.type if devices else "cpu"
 
     def recording_begins(self, step: int) -> None:
-        """Check the parameters before the first recorded step, whose number is `step`."""
+        """Check the parameters before the first recorded step. `step`: number of this step."""
         for module in self.modules:
             module.replica.recording_begins(step)
         self.unaveraged.first_look(step)
@@ -480,7 +480,7 @@ class StepNotes(Listener):
         )
 
     def release_modules(self) -> None:
-        """Release the modules, which may be large and no longer in use, but keep the facts about them."""
+        """Release the modules, because they may be large and no longer in use, but keep the facts about them."""
         self._facts_of_released = self._facts_of_modules()
         self.modules = []
 

@@ -3,8 +3,8 @@
 step   0 1 2 | 3 4 5 6 7 8 9 10      |              | 11     | 12 13 14 15 16 |            |         | 17 …
        skip  | off light off light … | (timed: off) | warmup | profiled       | (baseline) | (alone) | done
 
-On an accelerator, at least eleven steps are skipped: torch waits for the device in the first ten iterations of a
-reducer, and in every hundredth iteration, which distorts step times.
+On an accelerator, at least eleven steps are skipped. In the first ten iterations of a reducer, and in every hundredth
+iteration, torch waits for the device, and this distorts step times.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Schedule:
 
     @property
     def num_steps(self) -> int:
-        """Number of training steps after which everything is recorded."""
+        """Number of training steps that are needed for a complete recording."""
         return self._done_begin + self._num_block_steps
 
     @property
@@ -52,7 +52,7 @@ class Schedule:
 
     @property
     def common_end(self) -> int:
-        """First step that the ranks do not take together: it has no communication, or the job ends before it."""
+        """First step that the ranks do not take together, because it has no communication or the job ends before it."""
         return self._baseline_begin
 
     def end_at_common_end(self) -> None:
@@ -85,7 +85,8 @@ class Schedule:
     def _cost_mode(self, into: int) -> StepMode:
         """Return the mode of a step that measures overhead: recording is off, or light.
 
-        The modes alternate. In the first half of the steps, each pair begins with off; in the second half, with light.
+        The modes alternate. In the first half of the steps, each pair of steps begins with off, and in the second half
+        with light.
         """
         num_steps = self._timed_begin - self._cost_begin
         begins_light = into // 2 * 4 >= num_steps
@@ -105,15 +106,15 @@ class Schedule:
 
 
 _ANCHOR_LOST_AFTER = 50
-"""number of steps of other optimizers after which an anchor that no longer steps is replaced"""
+"""if the anchor optimizer does not step during this many steps of other optimizers, it is replaced"""
 
 
 class StepDetector:
     """Detects where training steps end.
 
-    A step ends when the anchor optimizer steps. With several optimizers, the anchor is the optimizer that took its
-    first step last. If optimizers take turns, each for several training steps, every optimizer ends training steps.
-    Without an optimizer, a step ends before the next forward of the same DDP module.
+    A training step ends when the anchor optimizer steps. With several optimizers, the anchor is the optimizer that took
+    its first step last. If optimizers take turns, with several training steps per turn, steps of every optimizer end
+    training steps. Without an optimizer, a step ends before the next forward of the same DDP module.
     """
 
     def __init__(self, any_optimizer_alive: Callable[[], bool]) -> None:
@@ -123,9 +124,10 @@ class StepDetector:
         self._anchor: int | None = None
         self._since_anchor = 0
         self._in_turns: set[int] = set()
-        """optimizers whose last turn, since the anchor's first step, had several steps after synchronizing forwards"""
+        """optimizers whose last turn since the anchor's first step had several steps after synchronizing forward passes
+        """
         self._is_turn = False
-        """whether the current turn of the last optimizer has had several steps"""
+        """whether the current turn of the most recent optimizer has had several steps"""
         self._last = 0
         self._synchronized_since_last = False
         self._synchronized: set[int] = set()
@@ -135,7 +137,7 @@ class StepDetector:
         self.num_optimizer_steps = 0
 
     def step_marked(self) -> bool:
-        """Handle a call with which the script marks the end of a step. Return True if it ends a step.
+        """Handle a call that marks the end of a step. Return True if it ends a step.
 
         The first mark is ignored if an optimizer has just ended the step. No step ends before the ranks have
         synchronized for the first time.
@@ -146,11 +148,11 @@ class StepDetector:
         return ends
 
     def steps_without_forward(self) -> None:
-        """Until the first DDP forward, let steps end without a DDP forward."""
+        """Until the first DDP forward pass, allow steps to end without one."""
         self._needs_forward = False
 
     def forward_begins(self, module: int, synchronizes: bool) -> bool:
-        """Handle the beginning of a DDP forward with gradients. Return True if a step ended just before it."""
+        """Handle the beginning of a DDP forward pass with gradients. Return True if a step ended just before it."""
         ended = module in self._synchronized and self._steps_end_at_forward()
         if ended:
             self._synchronized.clear()

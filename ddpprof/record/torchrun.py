@@ -1,4 +1,6 @@
-"""torchrun's options and environment variables, and functions that record how its ranks end. Does not import torch.
+"""torchrun's options and environment variables, and functions that record how its ranks end.
+
+This module does not import torch.
 
 A test compares the table of options with the parser of the installed torch.
 
@@ -36,7 +38,7 @@ OPTIONS: tuple[tuple[tuple[str, ...], bool], ...] = tuple(
     (tuple(dict.fromkeys((_SHORT.get(it, f"--{it}"), f"--{it}", f"--{it.replace('-', '_')}"))), it not in _FLAGS)
     for it in _OPTIONS
 )
-"""names of each option, and whether it takes a value; without ``-m/--module``, which `ddpprof trace` defines itself"""
+"""names of each option except ``-m/--module``, which `ddpprof trace` defines itself, and whether it takes a value"""
 
 
 _ONE_RANK = "DDPPROF_ONE_RANK"
@@ -72,7 +74,7 @@ def give_back_rank(environments: ModuleType) -> None:
 
 
 AGENT = "DDPPROF_AGENT"
-"""variable with the PID of the torchrun process; ranks end with it (``inject/_ddpprof_ends.py``)"""
+"""variable with the PID of the torchrun process; ranks end when this process ends (``inject/_ddpprof_ends.py``)"""
 _OF_RANKS = "TORCHELASTIC_RUN_ID"
 """variable that torchrun sets only for ranks"""
 
@@ -84,7 +86,7 @@ class OomKills:
         self._before = _num_kills()
 
     def since_last_time(self) -> int | None:
-        """Return the number of kills since the last call or the constructor; ``None`` if unknown."""
+        """Return the number of kills since the last call (at first: since construction); ``None`` if unknown."""
         before, self._before = self._before, _num_kills()
         return None if before is None or self._before is None else max(0, self._before - before)
 
@@ -146,7 +148,7 @@ def note_early_end(error: BaseException | None) -> None:
 def append_exit(out: Path, seen: dict[str, Any]) -> None:
     """Append a line to ``exits.jsonl`` if the run or this file exists. Raises ``OSError``.
 
-    A rank that fails before the run is created leaves the file without a run.
+    If a rank fails before the run is created, the folder contains this file but no run.
     """
     if rundir.is_run(out) or (out / rundir.EXITS_FILE).exists():
         _write_exit(out, seen)

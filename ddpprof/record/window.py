@@ -1,6 +1,6 @@
 """Run the recorded steps of one process: set their modes, control the profiler, and write the output.
 
-`Session` determines where steps end, and then calls this module.
+`Session` detects where steps end, and then calls this module.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ddpprof.record.steps import Schedule
 from ddpprof.signals import deferred_signals
 
 _HIDES_STEPS = 3
-"""graphs are assumed to contain whole steps if no step ends during this many times the most replays in any step"""
+"""graphs are assumed to contain whole steps after this many times the largest number of replays in a step"""
 
 
 class Graphs(Listener):
-    """Tracks CUDA graphs. No step may end during a capture, and steps inside a replayed graph cannot be detected."""
+    """Tracks CUDA graphs. No step ends during a capture, and steps inside a replayed graph cannot be detected."""
 
     def __init__(self, device: TrainingDevice) -> None:
         self._device = device
@@ -55,12 +55,12 @@ class Graphs(Listener):
 
     @property
     def hide_steps(self) -> bool:
-        """Whether far more replays have run since the end of the last step than in any earlier step."""
+        """Whether many more replays have run since the end of the last step than in any earlier step."""
         return self._since_step >= _HIDES_STEPS * max(1, self._most_in_step)
 
 
 class Baseline(Listener):
-    """Disables gradient communication: every forward in baseline steps runs as if under ``ddp.no_sync()``.
+    """Disables gradient communication: every forward pass in baseline steps runs as if under ``ddp.no_sync()``.
 
     The ranks' parameters diverge in these steps. The job therefore ends after them, and no checkpoints are written. The
     script's own ``no_sync()`` still works. This listener is bound only in baseline steps.
@@ -68,7 +68,7 @@ class Baseline(Listener):
 
     def __init__(self) -> None:
         self._held: dict[int, tuple[DistributedDataParallel, bool]] = {}
-        """modules inside a forward, with the value of ``require_backward_grad_sync`` to restore afterwards"""
+        """modules that are in a forward pass, with the value of ``require_backward_grad_sync`` to restore afterwards"""
         self.has_begun = False
 
     def pre_forward_begins(self, ddp: DistributedDataParallel, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -96,9 +96,9 @@ _BYTES_OF_A_PARAMETER = 40_000
 """bytes of host memory that the profiler needs per step and parameter, for gradient and optimizer operators"""
 _MUCH_BYTES = 2 * 10**9
 _PATIENCE_STEPS = 3
-"""number of steps by which the host may be ahead of an accelerator when the profiler stops"""
+"""the host may be this many steps ahead of an accelerator when the profiler stops"""
 _STUCK = "the accelerator did not become idle after the profiled steps"
-_FAILED = "the job failed during the profiled steps, and ddpprof does not wait for the accelerator of a failed job"
+_FAILED = "the job failed during the profiled steps; ddpprof does not wait for the accelerator of a failed job"
 
 
 class Window:
@@ -115,18 +115,18 @@ class Window:
         self._knows_of_vetoes = False
         self._thread = 0
         self._no_trace: str | None = None
-        """why this rank does not profile, or no longer profiles"""
+        """reason why this rank does not profile, or no longer profiles"""
         self._profiles = True
         self.mode = StepMode.SKIP
         self.step = 0
         """number of the current step"""
         self.end_place: dict[str, Any] = {}
-        """where in the user's code an error ended training"""
+        """line of the user's code in which an error ended training"""
         self.ended_ns: int | None = None
-        """when training ended, ns since 1970, as last written"""
+        """time at which training ended, ns since 1970, as last written"""
         self.unusual_collective: UnusualCollective | None = None
         self.stopping = False
-        """True if the job should end because everything is recorded"""
+        """True if the job should end because recording is complete"""
         self._step_start_ns = 0
 
     def begin(self) -> None:
@@ -141,7 +141,7 @@ class Window:
     def end_step(self) -> None:
         """End a step.
 
-        ddpprof's own work between steps counts as part of the step, except starting and stopping the profiler.
+        ddpprof's own work between steps, except starting and stopping the profiler, counts as part of the step.
         """
         self.profiler.end_step()
         self._bounds.step_ends(usual=self.mode is not StepMode.SKIP)
@@ -213,7 +213,7 @@ class Window:
         return mode
 
     def without_common_steps(self) -> None:
-        """Handle a job without all-reduces. ddpprof does not end it, because its ranks may be at different steps.
+        """Handle a job without all-reduces. ddpprof does not end the job, because its ranks may be at different steps.
 
         Raises `DdpprofError` if the recording needs gradient communication.
         """
@@ -288,7 +288,8 @@ class Window:
         if num_bytes > _MUCH_BYTES:
             self._job.warn_for_all(
                 f"profiling {num_steps} steps with {num_parameters} parameter tensors may take {num_bytes / 1e9:.1f} "
-                "GB of memory on each rank. Use --steps 1 to use less, or --no-profiler to use almost none"
+                "GB of memory on each rank. To use less memory, record with --steps 1; to use almost none, with "
+                "--no-profiler"
             )
 
     def do_without_profiler(self, why: str) -> None:
@@ -319,7 +320,7 @@ class Window:
                 files.trace.wait(GRACE_S, arrived)
 
     def close(self, ended: str) -> None:
-        """Write everything recorded so far. Raises `OSError`.
+        """Write all data recorded so far. Raises `OSError`.
 
         `ended`: how training ended, in the format of `how_it_ends`.
         """

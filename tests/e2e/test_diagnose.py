@@ -40,7 +40,7 @@ def test_a_hang_is_explained_while_it_lasts_and_ended_if_asked(ddpprof: Run, tmp
         == "They wait for gradients in bucket 0 of Branching: last.bias, last.weight, branch.bias, branch.weight."
     )
     assert said[5] == "Stacks of all threads: run/hang-stacks.txt"
-    assert said[6] == "the job still hangs after 2 more seconds, so --kill-after ends it"
+    assert said[6] == "the job still hangs after 2 more seconds, so ddpprof ends it (--kill-after)"
     stacks = (tmp_path / "run" / "hang-stacks.txt").read_text()
     assert "Rank 0, process " in stacks
     assert f"barrier ({FAULTS}:{line_of('barrier')})" in stacks[stacks.index("Rank 1, process ") :]

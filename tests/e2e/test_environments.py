@@ -76,7 +76,7 @@ def test_a_job_that_fails_is_explained(ddpprof: Run, tmp_path: Path) -> None:
     done = ddpprof("compare", "--env", sys.executable, sys.executable, "--out", "runs", "fails.py")
     assert done.returncode == 2
     assert "fails.py failed in old (torch" in done.stderr
-    assert "no data found. Its output is in runs/old/output-1.txt" in done.stderr
+    assert "no data found. See the output of the job in runs/old/output-1.txt" in done.stderr
 
 
 def test_a_job_that_does_not_train_is_told(ddpprof: Run, tmp_path: Path) -> None:

@@ -159,8 +159,8 @@ def test_different_models_are_told_apart_by_name(ddpprof: Run, tmp_path: Path) -
     done = ddpprof("watch", "--out", "run", "--nproc-per-node=2", "--standalone", "train.py")
     assert done.returncode == 1
     assert (
-        "ddpprof: rank 1: its model differs from that of rank 0: weight is 4×4 instead of 3×4; bias is 4 instead of "
-        "3.\n"
+        "ddpprof: rank 1: its model differs from the model of rank 0: weight is 4×4 instead of 3×4; bias is 4 instead "
+        "of 3.\n"
     ) in done.stderr
     assert "ddpprof: The job failed at step 0: rank " in done.stderr
 

@@ -44,7 +44,7 @@ def test_ctrl_c_ends_all_processes_and_keeps_what_is_done(ddpprof: Run, fleet: P
     kept = entries()
     said = (
         f"{len(kept)} of {NUM_RANKS} ranks were newly read, and their results are kept. Run the same command again to "
-        "continue from there."
+        "read the remaining ranks."
     )
     assert (process.returncode, out, err) == (130, "", f"ddpprof: interrupted. {said}\n")
     wait_until(lambda: all(map(is_gone, pool)), "all processes ended")

@@ -108,5 +108,5 @@ def test_a_script_that_is_not_there(ddpprof: Run) -> None:
     done = ddpprof("trace", "nowhere.py")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "ddpprof: there is no script nowhere.py. To run another command, write -- before it: -- nowhere.py …\n"
+        "ddpprof: there is no script nowhere.py. To run a command, write -- before the command: -- nowhere.py …\n"
     )

@@ -84,7 +84,10 @@ def test_the_first_size_that_takes_too_long_is_the_last(ddpprof: Run, tmp_path: 
     ("options", "said"),
     [
         (["--nproc-per-node", "2", "--backend", "smoke"], "this torch build has no backend smoke. Available backends:"),
-        (["--nproc-per-node", "1"], "a single rank has no other rank to communicate with. Start at least two ranks."),
+        (
+            ["--nproc-per-node", "1"],
+            "there is only one rank, so there is no communication to measure. Start at least two ranks.",
+        ),
         (
             ["--nproc-per-node", "many"],
             "argument --nproc-per-node/--nproc_per_node/--nproc: many is neither a number of ranks",

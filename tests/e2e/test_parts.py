@@ -13,7 +13,7 @@ from private_disks import ON_A_DISK_OF_ITS_OWN, own_words
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 SAID = (
-    "ddpprof: rank 1: node1 cannot access the run directory of rank 0, so the files of ranks on node1 stay there. "
+    "ddpprof: rank 1: node1 cannot access the run directory of rank 0, so the files of the ranks on node1 stay there. "
     "On rank 0's host, run: rsync -a node1:{run}/ {run}-node1/ && ddpprof report {run} {run}-node1"
 )
 

@@ -255,7 +255,7 @@ def test_a_rank_killed_within_the_profiled_steps(endless: Callable[..., subproce
     assert job.returncode not in (0, None)
     assert "ddpprof:" not in errors
     shown = report("run")
-    assert any("rank 1 left no trace" in text and "killed" in text for text in shown["missing"])
+    assert any("rank 1 wrote no trace" in text and "killed" in text for text in shown["missing"])
     killed = next(rank for rank in shown["ranks"] if rank["rank"] == 1)
     assert killed["ended"] is None
     assert len(killed["light_steps"]) >= 8
@@ -333,5 +333,5 @@ def test_a_second_job_of_the_same_command_leaves_the_first_ones_run(
     (tmp_path / "twice.sh").write_text(f"{job}\n{job}\n")
     done = ddpprof("trace", "--force", "--out", "run", *QUICK, "--", "bash", "twice.sh")
     assert (done.returncode, done.stdout.count("out 0")) == (0, 2)
-    assert "the command starts more than one training job: only the first is recorded" in done.stderr
+    assert "the command starts more than one training job. Only the first job is recorded" in done.stderr
     assert len(report("run")["ranks"][0]["steps"]) == 3

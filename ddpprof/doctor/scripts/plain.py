@@ -1,7 +1,7 @@
 """Train a small model. Print a hash of its parameters, and how the process group and the devices were used.
 
-The script starts its ranks, or is started by torchrun. It never calls ``torch.cuda.set_device``, so it creates no
-contexts on the devices of other ranks itself. The scripts in tests/gpu/ import the function that starts the ranks.
+The script starts its ranks itself, or torchrun starts them. It never calls ``torch.cuda.set_device``, so it does not
+create contexts on the devices of other ranks. The scripts in tests/gpu/ import the function that starts the ranks.
 """
 
 import argparse
@@ -77,7 +77,7 @@ SYNCHRONIZES = [(torch.cuda, "synchronize"), (torch.accelerator, "synchronize")]
 
 
 def count_synchronizing_calls():
-    """Wrap functions that synchronize the device. Return a list to which each call of such a function is appended."""
+    """Wrap functions that synchronize the device. Each call of such a function is appended to the returned list."""
     calls = []
     for owner, name in SYNCHRONIZES:
         original = getattr(owner, name)

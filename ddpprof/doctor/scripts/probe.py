@@ -33,7 +33,7 @@ def profile_one_product():
 
 
 class StderrTo:
-    """Redirects the file descriptor of stderr, to which Kineto writes directly."""
+    """Redirects the file descriptor of stderr, because Kineto writes to it directly."""
 
     def __init__(self, file):
         self._file = file

@@ -35,11 +35,11 @@ DIVISION = Division()
 _BETWEEN_EVENTS = BLANKS + b","
 _IN_INFO = rb'"distributedInfo"\s*:\s*\{[^}]*?"%s"\s*:\s*"?(\d{1,18})'
 _RANK_IN_INFO, _WORLD_SIZE_IN_INFO = re.compile(_IN_INFO % b"rank"), re.compile(_IN_INFO % b"world_size")
-_ADVICE = "Record it again, or leave this file out."
+_ADVICE = "Record the trace again, or remove this file."
 
 
 class _Document(msgspec.Struct, gc=False):
-    """The keys of a trace that are used.
+    """The keys of a trace that ddpprof uses.
 
     Each value is decoded only when needed, so that a trace with an invalid value can be read.
     """
@@ -99,7 +99,7 @@ def _read(path: Location, limits: Limits, num_processes: int) -> tuple[Header, C
 def read_header(path: Location, limits: Limits = DEFAULT_LIMITS) -> Header:
     """Read the header. If the layout allows, no events are decoded. Raises `BadTrace`.
 
-    Of the keys after the events, only the rank and world size are read.
+    Only the rank and world size are read from the keys after the events.
     """
     with _told_as_bad_trace(path):
         try:
@@ -114,7 +114,7 @@ def read_header(path: Location, limits: Limits = DEFAULT_LIMITS) -> Header:
 
 
 def _with_place_of_end(header: Header, stream: Stream, text: bytes) -> Header:
-    """Return the header with the rank and world size from the keys after the events, if the file has them there."""
+    """Return the header. If the rank and world size come after the events in the file, add them."""
     while chunk := stream.read(DIVISION.batch_bytes):
         text = text[-DIVISION.batch_bytes :] + chunk
     rank, world_size = (
@@ -143,9 +143,9 @@ def _explain(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "is not a trace: it is nested too deeply"
     if isinstance(error, msgspec.ValidationError):
-        return f"has content that does not belong in a trace: {error}"
+        return f"has content of an unexpected type: {error}"
     if "truncated" in str(error):
-        return "is truncated: the JSON ends in the middle"
+        return "is truncated: the JSON is incomplete"
     return f"is not valid JSON ({error})"
 
 
@@ -168,7 +168,7 @@ def _add_document(reader: EventReader, text: bytes | bytearray) -> _Document:
 def _read_in_batches(stream: Stream, limits: Limits, helpers: Helpers) -> tuple[Header, Columns]:
     """Read the file in batches.
 
-    Raises `OddLayoutError`, and ``msgspec.DecodeError`` if decoding the file as a whole would fail, too.
+    Raises `OddLayoutError` if the file must be read as a whole, and ``msgspec.DecodeError`` if this would fail, too.
     """
     before, begin = split_at_array(stream, limits, DIVISION.batch_bytes)
     reader, batches = EventReader(limits, DIVISION), Batches(stream, begin, limits, DIVISION.batch_bytes)
@@ -191,7 +191,7 @@ def _read_in_batches(stream: Stream, limits: Limits, helpers: Helpers) -> tuple[
 
 
 def _closed(array: bytes | bytearray) -> bytes | bytearray:
-    """Return the array with a closing bracket, which may be missing in Chrome's array format."""
+    """Return the array with a closing bracket. In Chrome's array format, the bracket may be missing."""
     array = array.rstrip(_BETWEEN_EVENTS)
     return array if array.endswith(b"]") else array + b"]"
 
@@ -208,7 +208,7 @@ def _read_whole(stream: Stream, limits: Limits) -> tuple[Header, Columns]:
 
 
 def _header(*documents: _Document) -> Header:
-    """Return the header, with each key from the first document that has it."""
+    """Return the header. Each of its keys is taken from the first document that has it."""
 
     def value(key: str) -> Any:
         values = (decode_or_none(getattr(document, key)) for document in documents)

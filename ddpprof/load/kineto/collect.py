@@ -59,17 +59,17 @@ from ddpprof.load.lenient_json import NeedsExactTimesError, as_int, integers, na
 from ddpprof.model import UNKNOWN, Int64Column
 
 _MERGE_ROWS = 100_000
-"""number of rows after which nested ops are first dropped to save memory; later, at about three times the rows left"""
+"""nested ops are first dropped at this number of rows, to save memory, and later at about 3 times the rows kept"""
 
 _MOST_NAMES = 100_000
-"""maximum number of distinct names, which take several hundred bytes each; step names are not limited"""
+"""maximum number of distinct names; each takes several hundred bytes; the names of steps are not counted"""
 _OTHERS = "(one of too many names)"
 
 _MOST_KEYS = 400_000
 """maximum number of cached keys, because in a malicious trace every event may have a different name"""
 
 _UNNEEDED, _UNNEEDED_OP = -1, -2
-"""values for events without identity; the input shapes of an unneeded op are kept for the kernels that it launches"""
+"""these replace the identity of an event that is not needed; the input shapes of such an op are kept for its kernels"""
 
 _MAX_DEVICE = 1 << 16
 _NULL = b"null"
@@ -95,7 +95,7 @@ class Collector:
         self._lanes = _Remembered(self._lane)
         self._device_numbers = _Remembered(_device_number)
         self._shapes = _Remembered(self._shape)
-        """for each text of a shape in the file: index of the shape"""
+        """index of each shape, by its text in the file"""
         self._launch_shapes = _Remembered(self._launch_shape)
         self._queues = _Remembered(self._may_queue_work)
         self._waits = _Remembered(waits_for_device)
@@ -107,7 +107,7 @@ class Collector:
         return may_queue_work(call)
 
     def begin(self, group: int) -> None:
-        """Begin a group: events added from now on belong to it. Groups must be added in the file's order."""
+        """Begin a group, to which all events added from now on belong. Groups must be added in the file's order."""
         self._group = group
 
     def add(self, entries: Entries, span: SpanType) -> None:
@@ -144,7 +144,7 @@ class Collector:
             self._merge()
 
     def collected(self) -> Collected:
-        """Return the events kept. The collector must not be used afterwards."""
+        """Return the kept events. The collector must not be used afterwards."""
         if not self._on_device:
             self._merge()
         return self.kept
@@ -281,7 +281,7 @@ class Collector:
         return len(self.kept.identities) - 1
 
     def _one_of_others(self, identity: Identity) -> int:
-        """Return the index of the identity that stands for all further names of its kind, if there are too many."""
+        """Return the index of the identity that is shared by all names beyond the limit."""
         shared = replace(identity, name=_OTHERS)
         if shared not in self._of_others:
             self.kept.identities.append(shared)
@@ -297,7 +297,7 @@ class Collector:
         self.kept.events.keep(lambda rows: ~is_only_op[rows.identity])
 
     def _lane(self, name: object) -> int:
-        """Return the number of a stream or thread. Names that are not numbers get numbers from `NAMED_LANE` down."""
+        """Return the number of a stream or thread. A name that is not a number gets a number from `NAMED_LANE` down."""
         number = as_int(name)
         if number is not None and number > NAMED_LANE:
             return number
@@ -341,7 +341,7 @@ def _known(values: Iterable[Any], otherwise: Iterable[Any]) -> Sequence[Any]:
 def _texts(raws: Iterable[msgspec.Raw]) -> Sequence[bytes]:
     """Return the text of each value.
 
-    Joining and splitting all values is faster than converting each value. JSON contains no zero bytes.
+    All values are joined and split at zero bytes, which JSON cannot contain. This is faster than converting each value.
     """
     raws = list(raws)
     return b"\0".join(raws).split(b"\0") if raws else []

@@ -24,7 +24,7 @@ from ddpprof.model.tables import rows_of
 IntColumn = NDArray[np.signedinteger[Any]]
 
 NAMED_LANE = -(1 << 62)
-"""temporary number of the first lane with a name that is not a number; those of further lanes count down from it"""
+"""temporary number of the first lane that has a non-numeric name; each further such lane gets the next lower number"""
 
 _NARROW = [(dtype, np.iinfo(dtype)) for dtype in (np.int8, np.int16, np.int32)]
 _NOTHING: IntColumn = np.empty(0, np.int8)
@@ -99,7 +99,7 @@ class Chunks(list[_RowsT], Generic[_RowsT]):
         self._num_small = 0
 
     def keep(self, wanted: Callable[[_RowsT], NDArray[np.bool_]]) -> None:
-        """Keep only the wanted rows. Works chunk by chunk, so that memory never holds all rows twice."""
+        """Keep only the wanted rows. Chunks are processed one by one, so that memory never holds all rows twice."""
         for place, chunk in enumerate(self):
             self[place] = rows_of(chunk, wanted(chunk))
 
@@ -110,7 +110,7 @@ class Collected:
 
     identities: list[Identity] = field(default_factory=list)
     named_lanes: dict[str, int] = field(default_factory=dict)
-    """temporary numbers, from `NAMED_LANE` down, of lanes whose name is not a number"""
+    """temporary numbers of lanes with a non-numeric name, from `NAMED_LANE` down"""
     shapes: dict[bytes, int] = field(default_factory=dict)
     """index of each shape, by its text without spaces"""
     details: list[CollectiveDetails] = field(default_factory=list)
@@ -124,11 +124,11 @@ class Collected:
     devices: set[int] = field(default_factory=set)
     """devices that ran kernels"""
     calls_of_cuda: set[bool] = field(default_factory=set)
-    """for all calls that may queue work: whether they belong to CUDA or HIP"""
+    """for the calls that may queue work: True for CUDA and HIP functions, False for other functions"""
     last_ns: int = -(1 << 63)
-    """latest end of an event other than an op without another role"""
+    """latest end of an event, ignoring ops without any other role"""
     last_op_ns: int = -(1 << 63)
-    """latest end of an op without another role, before any device work was found"""
+    """latest end of an op without any other role, among the events before the first device work"""
     window_end: tuple[int, int] | None = None
     """group, and time in ns, of the event that marks the stop of the profiler"""
 
@@ -159,15 +159,15 @@ class Columns:
     launches: LaunchRows
     """host calls that queued the device work in these rows"""
     num_launches: int
-    """number of launch calls, including those that queued other work or none"""
+    """number of launch calls, including calls that queued other work or no work"""
     has_cuda: bool
-    """False if the trace has launch calls, but none of CUDA or HIP"""
+    """False if the trace has launch calls, but no CUDA or HIP launches"""
     last_ns: int
     """latest end of an event, in ns"""
     window_end_ns: int | None
     """time at which the profiler stopped"""
     num_devices: int
-    """number of accelerators that ran kernels, if their events name one"""
+    """number of accelerators that ran kernels, as far as the events name an accelerator"""
     num_events: int
 
 
@@ -248,7 +248,7 @@ def outermost_only(rows: EventRows, facts: IdentityColumns) -> EventRows:
 def _number_alike(
     parts: Sequence[Collected],
 ) -> tuple[Sequence[Identity], Sequence[bytes], Sequence[CollectiveDetails]]:
-    """Number identities, shapes and details in the same way in all parts, and return their common lists."""
+    """Renumber identities, shapes and details consistently in all parts, and return the common lists."""
     identities: dict[Identity, int] = {}
     shapes: dict[bytes, int] = {}
     lanes: dict[str, int] = {}
@@ -304,7 +304,7 @@ def _by_first_use(column: IntColumn) -> tuple[list[int], IntColumn]:
 
 
 def _drop_groups(part: Collected, groups: set[int]) -> None:
-    """Drop groups that another process also decoded: two processes may take the same group at the same time."""
+    """Drop groups that another process has also decoded. Two processes may take the same group at the same time."""
     twice = np.array(sorted(groups & part.num_events.keys()), np.int64)
     if not len(twice):
         return
@@ -326,7 +326,7 @@ def _in_order(kind: type[_RowsT], chunks: Sequence[_RowsT]) -> _RowsT:
 
 
 def _launches_of(parts: Sequence[Collected], correlation: IntColumn) -> LaunchRows:
-    """Return the launches whose correlation ID occurs in `correlation`."""
+    """Return the launches with a correlation ID in `correlation`."""
     wanted = np.unique(correlation)
     for part in parts:
         part.launches.keep(lambda launches: _is_in(wanted, launches.correlation))
@@ -355,9 +355,9 @@ def _is_in(distinct: IntColumn, column: IntColumn) -> NDArray[np.bool_]:
 Rows = NDArray[np.int64]
 
 _MOST_VALUES = 1 << 22
-"""maximum size of a lookup table over the range of a column's values"""
+"""maximum range of a column's values for which a lookup table is used"""
 _MOST_POSITIONS = 20_000
-"""positions of an op in a step from this one on are not distinguished"""
+"""positions in a step from this number on are treated as the same position"""
 
 
 class TraceRows:

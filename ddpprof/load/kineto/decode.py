@@ -1,11 +1,11 @@
 """Decode the events of a trace file in batches, with helper processes if the file is large.
 
-A batch ends before the last ``{`` that precedes a ``"ph"`` key. If an event does not begin with this key, or if
-arguments contain this key, the batch may end inside an event. Decoding then fails, and the whole document is decoded at
-once instead. The text after the last batch is decoded together with the keys after the array.
+A batch ends before the last ``{`` that precedes a ``"ph"`` key. If an event does not begin with this key, or if its
+arguments contain this key, the batch may end inside the event. Decoding the batch then fails, and the whole document is
+decoded at once instead. The text after the last batch is decoded together with the keys after the array.
 
-Each process decompresses the whole file, which takes a twentieth of the decoding time, and decodes the groups of
-batches that no other process has taken. At the end, helpers send the events they kept to their parent.
+Each process decompresses the whole file, which takes 1/20 of the decoding time, and decodes groups of batches that no
+other process has taken. At the end, the helpers send the events that they kept to their parent.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ _CLOSING_EVENT = b'{"ph":"s"}]'
 _ARRAY_START = re.compile(rb'"traceEvents"\s*:\s*\[')
 
 Batch = Sequence[bytes | bytearray | memoryview]
-"""A JSON array of events, in pieces; the last event is a dummy, needed because a comma precedes it."""
+"""A JSON array of events, in pieces. The last event is a dummy, which is needed because a comma precedes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Sizes by which a file is divided among batches, groups and processes."""
+    """Sizes that determine how a file is divided into batches and groups, and among processes."""
 
     batch_bytes: int = 1_000_000
-    """size of a batch; larger ones do not fit into the CPU cache and are slower"""
+    """size of a batch; larger batches do not fit into the CPU cache and are slower"""
     batches_per_group: int = 4
-    """number of batches in a group; one process decodes all of them"""
+    """number of batches in a group, which is decoded by one process"""
     first_groups: int = 8
     """number of groups that the main process decodes first to determine the file's traits"""
     worth_sharing_bytes: int = 100_000_000
@@ -74,9 +74,9 @@ class OddLayoutError(Exception):
 
 
 def split_at_array(stream: Stream, limits: Limits, batch_bytes: int) -> tuple[bytes | None, bytes]:
-    """Return the text before the array of events, and the start of the array, as far as it has been read.
+    """Return the text before the array of events, and the part of the array that has been read.
 
-    The text is ``None`` if the file is just an array.
+    The text is ``None`` if the file consists of the array only.
     """
     text = bytearray()
     while chunk := stream.read(batch_bytes):
@@ -101,7 +101,7 @@ class Batches:
     def __init__(self, stream: Stream, begin: bytes, limits: Limits, batch_bytes: int) -> None:
         self.num_done = 0
         self.rest = bytearray()
-        """text after the last batch, up to the end of the file once all batches are done"""
+        """text after the last batch; once all batches are done, it extends to the end of the file"""
         self._stream, self._begin, self._limits, self._batch_bytes = stream, begin, limits, batch_bytes
 
     def __iter__(self) -> Iterator[Batch]:
@@ -132,9 +132,9 @@ class FileTraits:
     """Traits of a file that determine how its events are decoded."""
 
     is_exact: bool = False
-    """whether its times are too large for float64"""
+    """whether the times are too large for float64"""
     has_shapes: bool = False
-    """whether its ops have input shapes"""
+    """whether the ops have input shapes"""
 
 
 class EventReader:
@@ -171,13 +171,13 @@ class EventReader:
 
     @property
     def known(self) -> FileTraits:
-        """The traits found in the first groups, which must have been decoded."""
+        """The traits found in the first groups. These groups must have been decoded."""
         if self._known is None:
             self._known = FileTraits(self._is_exact, self.collector.has_shapes)
         return self._known
 
     def add(self, array: Text, *, has_dummy: bool = False) -> None:
-        """Add the events of an array. `has_dummy`: the last event is a dummy and is dropped.
+        """Add the events of an array. `has_dummy`: whether the last event is a dummy, which is then dropped.
 
         If float64 is not precise enough for any of the times, the array is decoded again with exact times.
         """
@@ -205,7 +205,7 @@ def refuse_many(num_events: int, limits: Limits) -> None:
 
 
 class HelperLostError(Exception):
-    """A helper ended early, or the file changed; a single process has to read the file again."""
+    """A helper ended early, or the file changed. A single process must read the file again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,10 +265,9 @@ class Helpers:
                 self._running.append((process, ours))
 
     def share(self, reader: EventReader, batches: Batches) -> list[Collected]:
-        """Decode all batches: some with `reader`, the other batches in helpers.
+        """Decode some batches with `reader` and the rest in helpers, and return the events that the helpers kept.
 
-        Return the events that the helpers kept.
-        Raises the error that a single process would raise, and `HelperLostError`.
+        Raises the same errors as decoding in a single process, and `HelperLostError`.
         """
 
         def is_mine(group: int) -> bool:
@@ -306,7 +305,7 @@ class Helpers:
     def _outcomes(self) -> Iterator[_Outcome]:
         """Yield the outcomes of the helpers that have begun.
 
-        Other helpers have taken no group, and no group is left.
+        The remaining helpers have no work, because no group is left.
         """
         for _, connection in self._running:
             if not connection.poll():

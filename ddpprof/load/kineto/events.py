@@ -1,8 +1,8 @@
 """Select the trace events that the tables need, and decode the fields that the tables need.
 
 ``args`` are kept as text and decoded later, only for the events that need them (see `Arguments`). In traces with
-shapes, the ``args`` of most events are needed; they are decoded together with the events, which is faster. Most events
-are not needed, so skipping an event must be cheap: in a trace with stacks, most events are flows and Python frames.
+shapes, the ``args`` of most events are needed. They are decoded together with the events, because this is faster. Most
+events are not needed (in a trace with stacks, most are flows and Python frames), so skipping an event must be cheap.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def decode_one(kind: type[_A], text: msgspec.Raw) -> _A | None:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveDetails:
-    """Details of one collective from its arguments. Details that are missing in the arguments have default values."""
+    """Details of one collective from its arguments. Missing details have default values."""
 
     kind: CollectiveKind | None = None
     num_bytes: int = UNKNOWN
@@ -99,9 +99,9 @@ class CollectiveDetails:
     sequence: int = UNKNOWN
 
     def completed(self, op: CollectiveDetails | None, kind_by_name: int) -> CollectiveDetails:
-        """Return the details. Missing details are taken from the op that launched the collective.
+        """Return these details, completed with the details of the op that launched the collective.
 
-        If the kind is missing there, too, it is `kind_by_name`.
+        If the op has no kind either, the kind is `kind_by_name`.
         """
         by_name = None if kind_by_name in (UNKNOWN, CollectiveKind.OTHER) else CollectiveKind(kind_by_name)
         if op is None:
@@ -194,7 +194,7 @@ _ZERO = msgspec.Raw(b"0")
 class Category(Enum):
     """``cat`` of an event.
 
-    The decoder recognizes frequent categories directly; other categories are mapped by family.
+    The decoder recognizes frequent categories directly. Other categories are mapped by family.
     """
 
     OP = "cpu_op"
@@ -222,7 +222,7 @@ _OF_FAMILY = {of: category for category, of in reversed(_FAMILIES.items())}
 
 
 class Span(msgspec.Struct, gc=False, tag="X", tag_field="ph"):
-    """An event with a duration; times are in microseconds."""
+    """An event with a duration. Times are in microseconds."""
 
     cat: Category = Category.OTHER
     name: str = ""
@@ -255,7 +255,7 @@ class _Flow(msgspec.Struct, gc=False):
 
 
 class _AnyEvent(msgspec.Struct, gc=False):
-    """Any event, used to decode batches that contain an event whose ``ph`` is missing or unknown."""
+    """Any event. Used to decode batches that contain an event with a missing or unknown ``ph``."""
 
     ph: str = ""
     cat: Category | None = Category.OTHER
@@ -322,7 +322,9 @@ def is_exact(span: SpanType) -> bool:
 
 
 def decode_entries(text: Text, span: SpanType) -> Entries:
-    """Return the events of an array, which is repaired if it is not valid JSON. Raises ``msgspec.MsgspecError``."""
+    """Return the events of an array, repairing it first if it is not valid JSON. Raises
+    ``msgspec.MsgspecError``.
+    """
     return decode_repaired(partial(_entries, span), text)
 
 
@@ -352,7 +354,7 @@ _ROUNDING_US = 0.01
 
 _SHAPES = b'"Input Dims"'
 _LOOKED_AT, _MANY = 8, 1000
-"""only every eighth event is checked for shapes if there are more than 1000"""
+"""if there are more than 1000 events, only every eighth event is checked for shapes"""
 
 
 class NeededEvents:

@@ -1,4 +1,4 @@
-"""Handle the ends of processes: failed children, scripts started without RANK, and ranks whose torchrun is killed.
+"""Handle the ends of processes: failed children, scripts without RANK, and ranks after torchrun was killed.
 
 ddpprof itself is imported only after a child process has failed.
 """
@@ -54,7 +54,7 @@ _LAUNCHER_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTE
 
 
 def explain_missing_rank(note):
-    """If the process ends because RANK or a similar variable is not set, write the variable's name to the file `note`.
+    """Write the variable's name to the file `note` if the process ends because RANK or a similar variable is not set.
 
     Other exceptions are printed as usual.
     """
@@ -72,7 +72,7 @@ def explain_missing_rank(note):
 
 
 def _missing_variable(kind, value):
-    """Return the name of the launcher variable whose absence ended the script; ``None`` for other errors."""
+    """Return the name of the missing launcher variable that ended the script; ``None`` for other errors."""
     if issubclass(kind, KeyError) and value.args and value.args[0] in _LAUNCHER_VARIABLES - os.environ.keys():
         return value.args[0]
     message = str(value)
@@ -85,7 +85,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def place() -> str:
-    """Return an identifier of the scope in which PIDs are unique: the PID namespace and the machine's boot ID.
+    """Return an identifier of the PID namespace and the machine's boot. PIDs are unique among processes that share it.
 
     Raises ``OSError`` if the system does not provide these, for example if it is not Linux.
     """
@@ -96,8 +96,8 @@ def place() -> str:
 def end_with_agent(agent: str) -> None:
     """End this process when torchrun's process ends.
 
-    A torchrun that is killed cannot end its ranks, which would continue to train and keep their devices. Does nothing
-    if torchrun runs elsewhere, for example outside this container. `agent`: torchrun's PID, a space, and its `place`.
+    If torchrun is killed, it cannot end its ranks. They would continue to train and keep their devices. Does nothing if
+    torchrun runs elsewhere, for example outside this container. `agent`: torchrun's PID, a space, and its `place`.
     """
     import ctypes  # few processes need this module
     import signal

@@ -1,4 +1,4 @@
-"""Inject ddpprof into every Python process of the job; do nothing until certain modules are imported."""
+"""Inject ddpprof into every Python process of the job. Nothing happens until certain modules are imported."""
 
 import contextlib
 import importlib.abc

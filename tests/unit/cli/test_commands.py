@@ -93,7 +93,10 @@ def mistakes(tmp_path: Path) -> dict[str, tuple[list[str], str]]:
         "steps-of-times": (["report", str(tmp_path / "t.csv"), "--only-steps", "5"], "--only-steps needs a run"),
         "unwritable": (["report", good, "--out", nowhere], f"cannot write {nowhere}"),
         "no-path": (["report"], "required: path. See: ddpprof report --help"),
-        "two-paths": (["report", good, "b.json"], "parts of one run. To read several traces, give their folder."),
+        "two-paths": (
+            ["report", good, "b.json"],
+            "folder with a part of the run. To read several traces, give their folder.",
+        ),
         "no-such-format": (["report", good, "--format", "xml"], "invalid choice: 'xml'"),
         "no-such-command": (["nope"], "there is no command nope"),
         "nothing-to-trace": (["trace"], "nothing to trace"),
@@ -165,7 +168,7 @@ def test_report_on_a_file_and_on_its_folder(trace_file: Path, output: Out) -> No
     for path in (trace_file, trace_file.parent):
         assert main(["report", str(path), "--format", "json"]) == 0
         made = json.loads(output()[0])
-        assert made["missing"] == ["rank 1 of 2 left no trace"]
+        assert made["missing"] == ["rank 1 of 2 wrote no trace"]
         (step,) = made["ranks"][0]["steps"]
         measured = [
             step[name] for name in ("step", "duration_ns", "compute_ns", "comm_ns", "overlap_ns", "trailing_ns")
@@ -180,7 +183,7 @@ def test_the_file_for_perfetto_beside_the_traces_is_no_trace(
     assert main(["timeline", "."]) == 0
     assert "(1 rank, 1 step, 0.0 MB)" in output()[0]
     assert main(["report", ".", "--format", "json"]) == 0
-    assert json.loads(output()[0])["missing"] == ["rank 1 of 2 left no trace"]
+    assert json.loads(output()[0])["missing"] == ["rank 1 of 2 wrote no trace"]
 
 
 def test_formats(trace_file: Path, output: Out) -> None:

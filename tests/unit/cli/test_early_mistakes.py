@@ -35,7 +35,7 @@ Capsys = pytest.CaptureFixture[str]
         (["whatif", SAMPLE, "--out", "/nowhere/x.json"], "cannot write /nowhere/x.json: there is no folder"),
         (["timeline", SAMPLE, "--out", "/nowhere/x.json"], "cannot write /nowhere/x.json: there is no folder"),
         (["compare", SAMPLE, SAMPLE, "--out", "/nowhere/x.md"], "cannot write /nowhere/x.md: there is no folder"),
-        (["report", "nowhere"], "nowhere does not exist. Record one with: ddpprof trace --out nowhere train.py"),
+        (["report", "nowhere"], "nowhere does not exist. Record a run with: ddpprof trace --out nowhere train.py"),
     ],
 )
 def test_a_mistake_is_told_before_any_work(

@@ -87,7 +87,7 @@ def test_one_that_is_stopped_before_there_is_anything_to_show_says_how_to_go_on(
     monkeypatch.setattr("ddpprof.cli.experiments.run_trials", lambda *_: True)
     assert main(["overhead", "--out", str(tmp_path / "o"), "-m", "ddpprof.demo.train_convnet"]) == 130
     said = capsys.readouterr().out
-    assert "nothing to compare yet" in said
+    assert "no results to compare yet" in said
     assert said.rstrip().endswith(f"Stopped. Continue with: ddpprof overhead --resume {tmp_path / 'o'}")
 
 

@@ -172,7 +172,7 @@ def test_a_report_has_no_steps(command: str, tmp_path: Path, capsys: pytest.Capt
     assert main(["report", RUN, "--no-cache", "--out", str(written)]) == 0
     capsys.readouterr()
     assert main([command, str(written)]) == 2
-    said = f"ddpprof: {written} is a report, which does not contain the steps. Give the run instead.\n"
+    said = f"ddpprof: {written} is a report, and a report does not contain the steps. Give the run instead.\n"
     assert capsys.readouterr().err == said
 
 

@@ -102,7 +102,7 @@ def test_another_plan_replaces_an_experiment_only_where_that_is_wanted(tmp_path:
 
 def test_a_folder_of_the_user_does_not_become_a_trial(tmp_path: Path) -> None:
     (tmp_path / Trial(0, 0).name).mkdir()
-    with pytest.raises(RunExists, match="a trial would be written there"):
+    with pytest.raises(RunExists, match="needs this folder for a trial"):
         open_experiment(tmp_path, PLAN, force=True)
     assert not (tmp_path / "experiment.json").exists()
 
@@ -110,7 +110,7 @@ def test_a_folder_of_the_user_does_not_become_a_trial(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["trial-3-0", "profile", "choice.json"])
 def test_nor_one_that_only_the_profile_of_a_tuning_will_suggest(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
-    with pytest.raises(RunExists, match="a trial would be written there"):
+    with pytest.raises(RunExists, match="needs this folder for a trial"):
         open_experiment(tmp_path, TUNING, force=True)
 
 
@@ -151,14 +151,16 @@ def test_more_steps_are_skipped_where_torch_waits_for_an_accelerator() -> None:
         pytest.param(
             Variant(1, ddp_blocks=10),
             ((20.0,), (20.0,)),
-            "training runs for only 30 steps, but a trial needs 81. Pass the script an option that makes it run more "
-            "steps, or measure fewer steps in each trial: --blocks 3.",
+            "training runs for only 30 steps, but a trial needs 81. Make the script run more steps, or measure fewer "
+            "steps in each trial: --blocks 3.",
             id="overhead",
         ),
         pytest.param(
             Variant(1, profiled_steps=9), ((20.0,),), "a trial needs 31. .*--timed-steps 19", id="one-step-too-few"
         ),
-        pytest.param(Variant(1, profiled_steps=29), ((20.0,),), "makes it run more steps.$", id="no-option-helps"),
+        pytest.param(
+            Variant(1, profiled_steps=29), ((20.0,),), "Make the script run more steps.$", id="no-option-helps"
+        ),
         pytest.param(Variant(1, ddp_blocks=2), ((20.0,), (20.0,)), None, id="long-enough"),
     ],
 )

@@ -66,7 +66,7 @@ def test_shares_add_up_over_the_processes() -> None:
         pytest.param(json.dumps({"format": 1}), "was not written by ddpprof", id="without-a-plan"),
         pytest.param(json.dumps({"format": 2}), "newer version of ddpprof", id="newer"),
         pytest.param("[1]", "was not written by ddpprof", id="no-object"),
-        pytest.param(json.dumps(PLAIN | {"variants": [{"nproc": 0}]}), "processes in it is out of", id="no-process"),
+        pytest.param(json.dumps(PLAIN | {"variants": [{"nproc": 0}]}), "processes that is out of", id="no-process"),
     ],
 )
 def test_what_is_no_plan_is_said(tmp_path: Path, text: str | None, complaint: str) -> None:

@@ -114,7 +114,7 @@ def test_what_cannot_be_shared_is_a_mistake(setting: str) -> None:
 
 @pytest.mark.parametrize("choice", ["", "--batch-size", "--batch-size=", "=3", "--=3", "--batch-size=1,,2"])
 def test_what_is_no_choice_is_a_mistake(choice: str) -> None:
-    with pytest.raises(DdpprofError, match="Write it as"):
+    with pytest.raises(DdpprofError, match="Write, for example, "):
         vary(ONE, [choice], SCRIPT)
 
 

@@ -43,12 +43,12 @@ def test_parts_are_read_as_one_run(
 
 
 def test_a_part_alone_says_what_is_not_there(parts: tuple[Path, Path], capsys: Out) -> None:
-    assert report(capsys, parts[1])["missing"] == ["rank 0 of 2 left no files"]
+    assert report(capsys, parts[1])["missing"] == ["rank 0 of 2 wrote no files"]
 
 
 def test_a_rank_in_two_parts_is_read_once(parts: tuple[Path, Path], capsys: Out) -> None:
     found = report(capsys, *parts, parts[1])
-    assert found["missing"] == ["rank 1 has data in several parts of the run; only one of them was read"]
+    assert found["missing"] == ["rank 1 has data in several parts of the run. Only one part was read"]
 
 
 def test_runs_of_two_jobs_are_no_parts(parts: tuple[Path, Path], capsys: Out) -> None:

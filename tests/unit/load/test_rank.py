@@ -68,7 +68,7 @@ def test_of_two_traces_of_a_rank_the_first_is_used(tmp_path: Path) -> None:
     loaded = load_run(tmp_path)
     assert loaded.ranks[0].trace is not None
     assert loaded.ranks[0].trace.steps[0].start_ns == 1000
-    assert loaded.missing == ("left out: b.json is from rank 0, as is a.json, and also has step 1",)
+    assert loaded.missing == ("left out: b.json is from rank 0, like a.json, and also has step 1",)
 
 
 def test_other_json_in_the_folder_is_skipped_and_named(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_one_trace_of_many_ranks_names_the_others(tmp_path: Path) -> None:
     path.write_text(trace_text(**distributed(3, 8)))
     loaded = load_run(path)
     assert ([rank.rank for rank in loaded.ranks], loaded.world_size, loaded.name) == ([3], 8, "t.json")
-    assert loaded.missing == ("ranks 0-2, 4-7 of 8 left no trace",)
+    assert loaded.missing == ("ranks 0-2, 4-7 of 8 wrote no trace",)
 
 
 def test_one_bad_file_is_an_error(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_folder_of_runs_names_them(tmp_path: Path) -> None:
     for name in ("b", "a", "notes"):
         (tmp_path / name).mkdir()
         (tmp_path / name / ("run.json" if name != "notes" else "x.json")).write_text(json.dumps(RUN))
-    with pytest.raises(NotARun, match=rf"is not a run but contains runs: a, b\. Give one of them: {tmp_path / 'a'}$"):
+    with pytest.raises(NotARun, match=rf"is not a run, but contains runs: a, b\. Give one run: {tmp_path / 'a'}$"):
         load_run(tmp_path)
     for number in range(20):
         (tmp_path / f"c{number:02}").mkdir()
@@ -130,7 +130,7 @@ def test_a_rank_of_a_job_of_another_size_is_named(tmp_path: Path) -> None:
         (tmp_path / f"rank-{rank}.facts.json").write_text(json.dumps(facts(rank, world_size=size)))
         (tmp_path / f"rank-{rank}.trace.json").write_text(trace_text(**distributed(rank, size)))
     assert load_run(tmp_path).missing == (
-        "rank 2 is from another job: its job has 8 ranks, but the job of most other ranks has 3",
+        "rank 2 is from another job: its world size is 8, but the world size of most other ranks is 3",
     )
 
 
@@ -144,9 +144,9 @@ def test_of_jobs_of_different_sizes_the_one_with_most_ranks_is_read(tmp_path: Pa
     loaded = load_run(tmp_path)
     assert [rank.rank for rank in loaded.ranks] == [0, 1, 3]
     assert loaded.missing == (
-        "left out: f.json: from a job of 1 rank, but the other traces are from a job of 4",
-        "left out: a.json, b.json: from a job of 2 ranks, but the other traces are from a job of 4",
-        "rank 2 of 4 left no trace",
+        "left out: f.json: from a job with 1 rank, but the other traces are from a job with 4",
+        "left out: a.json, b.json: from a job with 2 ranks, but the other traces are from a job with 4",
+        "rank 2 of 4 wrote no trace",
     )
 
 

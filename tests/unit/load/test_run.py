@@ -63,7 +63,7 @@ def test_a_trace_that_is_not_compressed_as_it_was_loads(run: Path, ending: str, 
 def test_a_rank_without_its_trace_is_named_with_the_reason(run: Path, ended: str | None, why: str) -> None:
     (run / "rank-1.trace.json.gz").unlink()
     (run / "rank-1.facts.json").write_text(json.dumps(facts(1, ended=ended)))
-    assert load_run(run).missing == (f"rank 1 left no trace: {why}",)
+    assert load_run(run).missing == (f"rank 1 wrote no trace: {why}",)
     assert ranks_with_trace(run) == [(0, True, True), (1, False, True)]
 
 
@@ -89,7 +89,7 @@ def test_the_recorder_says_why_there_is_no_trace(run: Path) -> None:
     (run / "rank-1.trace.json.gz").unlink()
     assert load_run(run).missing == (
         "rank 0's trace ends early: the profiled steps took too long",
-        "rank 1 left no trace: the device was stuck",
+        "rank 1 wrote no trace: the device was stuck",
     )
 
 
@@ -103,9 +103,9 @@ def test_ranks_that_were_not_to_be_profiled_are_named_once(run: Path) -> None:
 def test_a_trace_that_was_there_is_missed(run: Path) -> None:
     (run / "rank-1.trace.json.gz").unlink()
     (run / "rank-1.steps.jsonl").write_text(step_line(3, "light") + step_line(4, "profiled"))
-    assert load_run(run).missing == ("rank 1 left no trace: the file is missing, although one step was profiled",)
+    assert load_run(run).missing == ("rank 1 wrote no trace: the file is missing, although one step was profiled",)
     (run / "rank-1.steps.jsonl").write_text(step_line(3, "profiled") + step_line(4, "profiled"))
-    assert load_run(run).missing == ("rank 1 left no trace: the file is missing, although 2 steps were profiled",)
+    assert load_run(run).missing == ("rank 1 wrote no trace: the file is missing, although 2 steps were profiled",)
 
 
 @pytest.mark.parametrize(("traced", "unknown"), [([3], ""), ([3, 4], ""), ([4, 5], "4, 5"), ([3, 4, 5], "4, 5")])
@@ -140,12 +140,12 @@ def test_ranks_that_left_nothing_are_named(run: Path) -> None:
     (run / "run.json").write_text(json.dumps({**RUN, "world_size": 6}))
     for file in run.glob("rank-1.*"):
         file.rename(file.with_name(file.name.replace("rank-1", "rank-3")))
-    assert load_run(run).missing == ("ranks 1-2, 4-5 of 6 left no files",)
+    assert load_run(run).missing == ("ranks 1-2, 4-5 of 6 wrote no files",)
 
 
 def test_a_world_of_absurd_size_costs_nothing(run: Path) -> None:
     (run / "run.json").write_text(json.dumps({**RUN, "world_size": 10**15}))
-    assert load_run(run).missing == (f"ranks 2-{10**15 - 1} of {10**15} left no files",)
+    assert load_run(run).missing == (f"ranks 2-{10**15 - 1} of {10**15} wrote no files",)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_nobody_is_told_to_record_a_run_into_the_current_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for here in (Path(), tmp_path):
-        with pytest.raises(NotARun, match=r"Record one with: ddpprof trace train\.py$"):
+        with pytest.raises(NotARun, match=r"Record a run with: ddpprof trace train\.py$"):
             load_run(here)
 
 
@@ -217,12 +217,12 @@ def test_a_folder_without_a_run_says_how_to_record_one(tmp_path: Path) -> None:
         load_run(tmp_path)
     assert str(caught.value) == (
         f"{tmp_path} is not a run: it has no run.json and no traces. "
-        f"Record one with: ddpprof trace --out {tmp_path} train.py"
+        f"Record a run with: ddpprof trace --out {tmp_path} train.py"
     )
     with pytest.raises(NotARun, match="does not exist"):
         load_run(tmp_path / "none")
 
 
 def test_what_is_neither_a_file_nor_a_folder_is_not_said_to_be_absent() -> None:
-    with pytest.raises(NotARun, match=r"^/dev/null is neither a file nor a folder\. Record one with: "):
+    with pytest.raises(NotARun, match=r"^/dev/null is neither a file nor a folder\. Record a run with: "):
         find_ranks(Path("/dev/null"))

@@ -133,7 +133,7 @@ def test_a_rank_without_an_accelerator_among_others_awaits_none() -> None:
 @pytest.mark.parametrize(
     ("workers", "detail"),
     [
-        pytest.param((), "it has no workers: the training process loads the data itself", id="none"),
+        pytest.param((), "it has no workers, so the training process loads the data itself", id="none"),
         pytest.param((process(pid=7), process(pid=8)), "its workers are alive: 7, 8", id="alive"),
         pytest.param(
             (process(pid=7), process("T", pid=8), process("D", pid=9)),
@@ -504,7 +504,7 @@ def test_a_process_that_does_not_exit_after_the_training() -> None:
     assert verdict is not None
     assert (verdict.fault, verdict.rank, verdict.has_failed) == (Fault.DOES_NOT_EXIT, 1, False)
     assert verdict.place == "/usr/lib/python3.11/queue.py:180 in get"
-    assert verdict.detail == "a multiprocessing.Queue still contains items that the process put into it"
+    assert verdict.detail == "a multiprocessing.Queue still contains items that this process has put into the queue"
 
 
 def with_state(one: RankEvidence, **state: int) -> RankEvidence:

@@ -78,7 +78,7 @@ def of_python(file: str, function: str) -> Frame:
     [
         pytest.param(
             [of_python("multiprocessing/util.py", "_exit_function"), of_python("mp/queues.py", "_finalize_join")],
-            "a multiprocessing.Queue still contains items that the process put into it", id="queue",
+            "a multiprocessing.Queue still contains items that this process has put into the queue", id="queue",
         ),
         pytest.param(
             [of_python("concurrent/futures/thread.py", "_python_exit")],

@@ -31,22 +31,26 @@ LOADER = Frame("/home/me/data.py", 7, "fetch")
             json_answer(101, 100, 101, 101),
             4,
             1,
-            "rank 1 has launched 100 AllReduce operations, ranks 0, 2, 3 101",
+            "rank 1 has launched 100 AllReduce operations (ranks 0, 2, 3: 101)",
             id="json",
         ),
-        pytest.param(ONE_BEHIND, 4, 1, "rank 1 has launched 100 AllReduce operations, ranks 0, 2, 3 101", id="text"),
-        pytest.param(NONE_LAUNCHED, 4, 1, "rank 1 has launched 0 AllReduce operations, ranks 0, 2, 3 101", id="none"),
+        pytest.param(ONE_BEHIND, 4, 1, "rank 1 has launched 100 AllReduce operations (ranks 0, 2, 3: 101)", id="text"),
+        pytest.param(NONE_LAUNCHED, 4, 1, "rank 1 has launched 0 AllReduce operations (ranks 0, 2, 3: 101)", id="none"),
         pytest.param(
-            OF_2_24, 8, None, "ranks 5, 7 have launched 6,649 operations, ranks 0, 1, 2, 3, 4, 6 6,650", id="nccl-2.24"
+            OF_2_24,
+            8,
+            None,
+            "ranks 5, 7 have launched 6,649 operations (ranks 0, 1, 2, 3, 4, 6: 6,650)",
+            id="nccl-2.24",
         ),
         pytest.param(
-            json_answer(5, 7), 2, 0, "rank 0 has launched 5 AllReduce operations, rank 1 7", id="json-of-two-ranks"
+            json_answer(5, 7), 2, 0, "rank 0 has launched 5 AllReduce operations (rank 1: 7)", id="json-of-two-ranks"
         ),
         pytest.param(
             json_answer(100, 100, 101, 101),
             4,
             None,
-            "ranks 0, 1 have launched 100 AllReduce operations, ranks 2, 3 101",
+            "ranks 0, 1 have launched 100 AllReduce operations (ranks 2, 3: 101)",
             id="json-halves",
         ),
         pytest.param(HALVES, 4, None, None, id="text-halves-without-names"),
@@ -144,7 +148,7 @@ def test_the_rank_that_launched_fewer_collectives_is_at_fault(monkeypatch: pytes
     verdict = judge(asked(json_answer(7, 5), *ranks, monkeypatch=monkeypatch))
     assert (verdict.fault, verdict.rank, verdict.waiting) == (Fault.MISSING_COLLECTIVE, 1, (0,))
     assert verdict.place == str(USER)
-    assert verdict.nccl == "rank 1 has launched 5 AllReduce operations, rank 0 7"
+    assert verdict.nccl == "rank 1 has launched 5 AllReduce operations (rank 0: 7)"
     assert f"NCCL's RAS: {verdict.nccl}." in verdict_lines(verdict)
 
 
@@ -162,7 +166,7 @@ def test_the_bucket_is_that_of_the_pulse(monkeypatch: pytest.MonkeyPatch) -> Non
     )
     verdict = judge(asked(json_answer(7, 6), ahead, late, monkeypatch=monkeypatch))
     assert (verdict.rank, verdict.bucket, verdict.parameters) == (1, 1, ("second", "first"))
-    assert verdict.nccl == "rank 1 has launched 6 AllReduce operations, rank 0 7"
+    assert verdict.nccl == "rank 1 has launched 6 AllReduce operations (rank 0: 7)"
 
 
 def test_a_job_that_hangs_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -171,7 +175,7 @@ def test_a_job_that_hangs_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr("ddpprof.monitor.hang_detector.gather", lambda *_, **__: ranks)
     found = HangDetector(tmp_path, lambda: NOW_NS).diagnose(Overdue(step=10, waited_s=300, usual_s=0.1))
     assert isinstance(found, Verdict)
-    assert found.nccl == "rank 1 has launched 6 AllReduce operations, rank 0 7"
+    assert found.nccl == "rank 1 has launched 6 AllReduce operations (rank 0: 7)"
 
 
 def test_equal_counts_leave_the_verdict_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

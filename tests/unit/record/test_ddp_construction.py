@@ -246,11 +246,9 @@ def test_a_rank_compares_itself_with_rank_0(
     other.module = nn.Linear(3, 2)
     of_rank_1.compare_what_passed()
     assert capsys.readouterr().err == (
-        "ddpprof: rank 1: its model differs from that of rank 0: weight is 4×3 instead of 2×3; bias is 4 instead of "
-        "2.\n"
-        "ddpprof: rank 1: DDP's arguments differ from those on rank 0, which can make training hang: "
-        "find_unused_parameters "
-        "is True instead of False.\n"
+        "ddpprof: rank 1: its model differs from the model of rank 0: weight is 4×3 instead of 2×3; bias is 4 instead "
+        "of 2.\nddpprof: rank 1: DDP's arguments differ from the arguments on rank 0, which can make training hang: "
+        "find_unused_parameters is True instead of False.\n"
     )
 
 
@@ -291,7 +289,7 @@ def test_what_differs_although_all_shapes_are_the_same(
     of_rank_1.before_comparing()
     of_rank_1.compare_what_passed()
     printed = capsys.readouterr().err
-    assert (f"its model differs from that of rank 0: {said}. DDP matches" in printed) is (said is not None)
+    assert (f"its model differs from the model of rank 0: {said}. DDP matches" in printed) is (said is not None)
     assert bool(printed) is (said is not None)
 
 

@@ -56,7 +56,7 @@ def test_of_processes_that_train_apart_only_the_first_is_recorded(
     assert first.files is not None
     first.files.close()
     monkeypatch.setenv("RANK", "1")
-    with pytest.raises(DdpprofError, match="only the first one is recorded"):
+    with pytest.raises(DdpprofError, match="Only the first process is recorded"):
         JobRank(Settings(str(tmp_path))).attach_alone()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rank-0.last_step", "rank-0.steps.jsonl", "run.json"]
 

@@ -195,7 +195,7 @@ def test_of_several_jobs_of_a_command_the_first_is_recorded(tmp_path: Path) -> N
     launched = settings(tmp_path / "run", time.time())
     open_run(launched, "id", 2)
     with pytest.raises(
-        RunExists, match="the command starts more than one training job: only the first is recorded, in "
+        RunExists, match=r"the command starts more than one training job\. Only the first job is recorded, in "
     ):
         open_run(launched, "another", 2)
     with pytest.raises(RunExists, match="contains an earlier run"):

@@ -163,9 +163,9 @@ def test_a_watched_run_tells_how_long_training_waits_for_data(device: str, gain_
 
 def test_a_missing_rank_is_named_and_the_others_are_reported() -> None:
     made = build_report(
-        run(Rank(1, made_trace(), None), world_size=2, missing=("rank 0 of 2 left no files",))
+        run(Rank(1, made_trace(), None), world_size=2, missing=("rank 0 of 2 wrote no files",))
     )  # fmt: skip
-    assert made.missing == ("rank 0 of 2 left no files",)
+    assert made.missing == ("rank 0 of 2 wrote no files",)
     assert (made.job.world_size, made.job.num_ranks_read, [r.rank for r in made.ranks]) == (2, 1, [1])
 
 

@@ -18,7 +18,7 @@ from ddpprof.topics.replicas import Drift, TrainedApart
     ("lost_ns", "share", "backend", "advice"),
     [
         pytest.param(2 * MS, 0.5, "nccl", "NCCL_MAX_CTAS=8", id="nccl"),
-        pytest.param(2 * MS, 0.5, None, "fewer of the device's resources", id="other"),
+        pytest.param(2 * MS, 0.5, None, "Reduce the device resources", id="other"),
         pytest.param(2 * MS, 0.1, "nccl", None, id="hardly-known"),
         pytest.param(MS // 2, 0.5, "nccl", None, id="small"),
         pytest.param(-2 * MS, 0.5, "nccl", None, id="faster"),

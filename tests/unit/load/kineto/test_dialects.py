@@ -90,7 +90,7 @@ def test_several_accelerators_of_one_rank_are_named(count: int, trace: Any) -> N
         trace.kernel("gemm", 10, 20, 1, device=device)
     trace.kernel("gemm", 30, 40, 1)
     assert [note for note in trace.load().notes if "accelerators" in note] == [
-        "the rank's kernels ran on 2 accelerators, which only the devices table distinguishes"
+        "the rank's kernels ran on 2 accelerators. Only the devices table shows them separately"
     ][: count - 1]
 
 

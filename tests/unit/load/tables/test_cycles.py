@@ -82,7 +82,7 @@ def test_the_time_between_cycles_belongs_to_no_step(tmp_path: Path) -> None:
 def test_another_run_of_the_rank_is_left_out_and_named(tmp_path: Path, second: str, why: str) -> None:
     (trace,), missing = load(tmp_path, a=cycle(2, 1000), b=second)
     assert [step.number for step in trace.steps] == [2, 3]
-    assert missing == (f"left out: b.json is from rank 0, as is a.json, and {why}",)
+    assert missing == (f"left out: b.json is from rank 0, like a.json, and {why}",)
 
 
 def test_cycles_of_another_process_are_left_out(tmp_path: Path) -> None:
