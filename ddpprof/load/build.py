@@ -357,7 +357,8 @@ def _notes_on_collectives(file: TraceRows, collectives: Collectives) -> list[str
     num_open = int(np.count_nonzero(collectives.end_ns == file.window_end_ns))
     if not num_open:
         return []
-    return [f"{num_open} collective(s) were still running when the profiler stopped. In the trace, they end too late"]
+    which, they_end = ("1 collective was", "it ends") if num_open == 1 else (f"{num_open} collectives were", "they end")
+    return [f"{which} still running when the profiler stopped; the trace does not show when {they_end}"]
 
 
 def _notes_on_device(file: TraceRows, header: Header, on_device: bool) -> list[str]:

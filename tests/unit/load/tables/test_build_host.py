@@ -168,7 +168,7 @@ def test_a_collective_that_outlives_the_profiler_is_kept_and_named(trace: Any) -
     loaded = trace.window_end(120).load()
     assert loaded.collectives.end_ns.tolist() == [50, 120]
     assert loaded.notes == (
-        "1 collective(s) were still running when the profiler stopped. In the trace, they end too late",
+        "1 collective was still running when the profiler stopped; the trace does not show when it ends",
     )
 
 
