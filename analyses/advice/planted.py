@@ -49,6 +49,7 @@ PLANTS = {
     "exchange": Plant(("layer-collectives",), ("mlp", "transformer"), (None, 1), is_mended_by_ddpprof=False),
     "sharded_optimizer": Plant(("optimizer-broadcasts",), ("mlp", "transformer"), (1,), is_mended_by_ddpprof=False),
     "gradient_hooks": Plant(("code-in-backward",), ("mlp", "transformer"), is_mended_by_ddpprof=False),
+    "averages": Plant(("code-outside-passes",), ("mlp", "transformer"), is_mended_by_ddpprof=False),
     "late_stem": Plant(("late-parameter",), ("mlp",), (1,), is_mended_by_ddpprof=False),
     "forgotten": Plant(("untrained-parameters",), ("mlp",), is_mended_by_ddpprof=False),
     "teacher": Plant(("untrained-parameters",), ("mlp",), is_mended_by_ddpprof=False),

@@ -28,6 +28,8 @@ from models import Training, parts_of
 
 PASSES = 4
 SECONDS_A_BATCH = 0.04
+DECAYS = (0.9, 0.99, 0.999, 0.9999)
+AVERAGED_EVERY = 10
 SMALLEST_BATCH = 0.1
 """fraction of the largest batch, if batches differ in size"""
 
@@ -115,6 +117,22 @@ def clipped(gradient: torch.Tensor) -> torch.Tensor:
     return gradient.clamp(-limit, limit)
 
 
+class Averages:
+    """Running averages of each parameter, with several decays, which are updated after every `every`-th step."""
+
+    def __init__(self, model: nn.Module, every: int) -> None:
+        self.parameters, self.every, self.num_steps = list(model.parameters()), every, 0
+        self.averages = {decay: [one.detach().clone() for one in self.parameters] for decay in DECAYS}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        self.num_steps += 1
+        if self.num_steps % self.every == 0:
+            for decay, averages in self.averages.items():
+                for average, parameter in zip(averages, self.parameters, strict=True):
+                    average.mul_(decay).add_(parameter, alpha=1 - decay)
+
+
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "one_bucket": {"bucket_cap_mb": 1000},
     "tiny_buckets": {"bucket_cap_mb": 0.02},
@@ -160,11 +178,15 @@ def main() -> None:
     if plant == "double":
         inputs, targets = training.inputs, training.targets = inputs.double(), targets.double()
     teacher = parts_of(given.model)[2] if given.plant == "teacher" else None
+    every = AVERAGED_EVERY if given.mended else 1
+    averages = Averages(training.model, every) if given.plant == "averages" else None
     while True:
         if sizes is not None:
             size = int(sizes.uniform(SMALLEST_BATCH, 1) * len(inputs))
             training.inputs, training.targets = inputs[:size], targets[: size * len(targets) // len(inputs)]
         step(training, plant, batches, teacher)
+        if averages is not None:
+            averages.update()
 
 
 def change_model(ddp: DistributedDataParallel, plant: str | None, *, is_mended: bool) -> None:

@@ -28,7 +28,7 @@ class InwardRedirectError(Exception):
 
 
 async def client_that_stays_out(**options: Any) -> Any:
-    """Return an aiohttp session for fsspec that refuses redirects into more private networks."""
+    """Return an aiohttp session for fsspec that refuses redirects to networks more private than the server's own."""
     import aiohttp
 
     tracing = aiohttp.TraceConfig()
@@ -37,7 +37,7 @@ async def client_that_stays_out(**options: Any) -> Any:
 
 
 async def _look_at_redirect(_session: Any, _context: Any, answered: Any) -> None:
-    """Raise `InwardRedirectError` for a redirect into a more private network."""
+    """Raise `InwardRedirectError` for a redirect to a network that is more private than the server's own."""
     here = str(answered.url)
     there = urljoin(here, answered.response.headers.get("Location", ""))
     if await _place_of(there) < await _place_of(here):

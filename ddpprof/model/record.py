@@ -417,7 +417,7 @@ class Record(Struct, frozen=True, kw_only=True):
     is_compiled: bool = False
     """True if torch.compile has compiled code in the process"""
     is_at_compile_limit: bool = False
-    """True if torch.compile has stopped compiling a function because it had compiled it too often"""
+    """True if torch.compile has stopped compiling a function that was recompiled too often"""
     compilation: Compilation | None = None
     """how torch.compile is applied to the first DDP module; ``None`` if it is not applied, or if unknown"""
     num_cores: Int64 | None = None

@@ -81,7 +81,7 @@ def _in_forward(trace: Trace, in_step: NDArray[np.bool_], recorded: RecordedStep
 
 
 def _in_backward(trace: Trace, step: int) -> NDArray[np.int64]:
-    """Return the rows launched by autograd nodes; none if the trace has no gradient hooks, or uses FSDP."""
+    """Return the rows launched by autograd nodes; none if the trace has no gradient hooks, or if FSDP is used."""
     comm, hooks = trace.collectives, gradient_hooks(trace)
     if not len(hooks) or (trace.host_spans.mark == Mark.SHARDED).any():
         return np.empty(0, np.int64)

@@ -167,7 +167,7 @@ def _without_collectives(rank: Rank, trace: Trace, step: int) -> Spans:
 
 
 def _outside_passes(trace: Trace, step: int) -> Spans:
-    """Return the host time of the step that is outside the passes, empty if the step has no forward of DDP."""
+    """Return the spans of the step in which the host runs none of the passes; none if it has no DDP forward pass."""
     host, span = trace.host_spans, trace.steps[step]
     in_step = (host.start_ns >= span.start_ns) & (host.start_ns < span.end_ns)
     forwards, backwards = (np.flatnonzero(in_step & (host.mark == mark)) for mark in (Mark.FORWARD, Mark.BACKWARD))

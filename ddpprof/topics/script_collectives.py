@@ -353,7 +353,7 @@ def parameter_averaging(outside: Sequence[OutsideCalls], view: View) -> Iterator
 
 
 def metrics_every_step(outside: Sequence[OutsideCalls], view: View) -> Iterator[Finding]:
-    """Report reductions of small tensors in every step, such as a loss or an accuracy."""
+    """Report small tensors, such as a loss or an accuracy, that are reduced in every step."""
     calls = [one for one in _of(outside, view, Purpose.FEW_NUMBERS, Purpose.OTHER) if one.kind in _REDUCES]
     unsized = [one for one in calls if one.num_bytes is None and not _may_enter_the_loss(one)]
     calls = [one for one in calls if one.purpose is Purpose.FEW_NUMBERS or one in unsized]
