@@ -328,6 +328,13 @@ class HostRead(Struct, frozen=True):
     """total time that the calls took"""
     num_steps: Int64
     """number of profiled steps in which calls were recorded"""
+    library: str = ""
+    """file of PyTorch that makes the calls when the line calls it, such as ``amp/grad_scaler.py``; otherwise empty"""
+
+    @property
+    def is_of_scaler(self) -> bool:
+        """Whether a `GradScaler` reads whether gradients overflowed."""
+        return self.library == "amp/grad_scaler.py"
 
     @property
     def empties_cache(self) -> bool:

@@ -45,8 +45,10 @@ _METHODS = {
     "__format__": "format()",
 }
 """methods that wait → how users write the call; nested calls are counted once, as the outermost call"""
+_OF_TORCH = re.compile(r"/torch/(\w+/.*)")
+"""files of PyTorch, without those of the methods of tensors"""
 _MOST_PLACES = 100
-_Key = tuple[str, str, int, str]
+_Key = tuple[str, str, int, str, str]
 
 
 class HostReads:
@@ -54,7 +56,7 @@ class HostReads:
 
     def __init__(self) -> None:
         self._found: dict[_Key, list[int]] = {}
-        """method, file, line and function → number of calls, and their total duration in ns"""
+        """method, file, line, function and PyTorch's file → number of calls, and their total duration in ns"""
         self._replaced: list[tuple[Any, str, Any]] = []
         self._is_reading = False
         self._num_steps = 0
@@ -79,8 +81,8 @@ class HostReads:
     def facts(self) -> dict[str, Any]:
         """Return the recorded lines, as fields of the `Record`."""
         reads = (
-            HostRead(written, str(Frame(file, line, function)), calls, waited_ns, self._num_steps)
-            for (written, file, line, function), (calls, waited_ns) in self._found.items()
+            HostRead(written, str(Frame(file, line, function)), calls, waited_ns, self._num_steps, library)
+            for (written, file, line, function, library), (calls, waited_ns) in self._found.items()
         )
         return {"host_reads": tuple(sorted(reads, key=lambda one: -one.waited_ns))}
 
@@ -114,7 +116,8 @@ class HostReads:
         if found_line is None:
             return
         frame = found_line.frame
-        key = (written, frame.file, frame.line, frame.function)
+        of_torch = _OF_TORCH.search(found_line.called)
+        key = (written, frame.file, frame.line, frame.function, "" if of_torch is None else of_torch[1])
         if key in self._found or len(self._found) < _MOST_PLACES:
             found = self._found.setdefault(key, [0, 0])
             found[0] += 1

@@ -251,20 +251,35 @@ def host_reads(_late_ns: int, view: View) -> Iterator[Finding]:
     of_ranks = (tuple(one for one in of.host_reads if not one.empties_cache) for of in view.records.values())
     reads = max(of_ranks, key=_num_calls, default=())
     lines = [
-        f"{one.place.rpartition('/')[2]} calls {one.written} {one.num_calls / max(1, one.num_steps):.3g} times per step"
+        f"{one.place.rpartition('/')[2]} calls {one.written} {_times(one.num_calls, one.num_steps)} per step"
+        f"{f' in torch/{one.library}' if one.library else ''}"
         for one in reads[:_MOST_LINES]
     ]
+    of_scaler = any(one.is_of_scaler for one in reads)
     yield Finding(
         "host-reads",
         "The accelerator is idle because the script reads its results"
-        + (f" {_num_calls(reads) / max(1, reads[0].num_steps):.3g} times per step" if reads else ""),
+        + (f" {_times(_num_calls(reads), reads[0].num_steps)} per step" if reads else ""),
         "; ".join((f"the accelerator is idle for {in_ms(read_ns)} per step after such reads", *lines)),
-        "Keep values on the device: add up losses and metrics as detached tensors, and call .item() only when they are "
-        "logged. Replace Python conditions on tensors with torch.where, and copy with non_blocking=True into pinned "
-        "memory.",
+        f"{_OF_SCALER if of_scaler else ''}{_ON_DEVICE}",
         read_ns,
         numbers=only_known(host_read_ns=read_ns, num_lines=len(reads) or None),
     )
+
+
+_ON_DEVICE = (
+    "Keep values on the device: add up losses and metrics as detached tensors, and call .item() only when they are "
+    "logged. Replace Python conditions on tensors with torch.where, and copy with non_blocking=True into pinned memory."
+)
+_OF_SCALER = (
+    "GradScaler.step() reads whether gradients overflowed, unless the optimizer is fused: use AdamW(…, fused=True), or "
+    "bfloat16 without a GradScaler. "
+)
+
+
+def _times(num_calls: int, num_steps: int) -> str:
+    """Return how often calls were made in each step."""
+    return "once" if num_calls == num_steps else f"{num_calls / max(1, num_steps):.3g} times"
 
 
 def _num_calls(reads: Sequence[HostRead]) -> int:

@@ -101,7 +101,7 @@ def test_a_line_that_reads_the_device_and_the_time_that_it_then_idles(train: Tra
     made = report(trained)
     (finding,) = [one for one in made.findings if one.rule == "host-reads"]
     assert finding.gain_ns == pytest.approx(20e6, rel=0.25)
-    assert "reading.py:26 in train calls item() 1 times per step" in finding.evidence
+    assert "reading.py:26 in train calls item() once per step" in finding.evidence
 
 
 def test_a_line_of_the_script_during_which_the_device_idles(train: Train, setup: Setup) -> None:

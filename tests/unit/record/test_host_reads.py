@@ -57,6 +57,20 @@ def test_each_line_that_reads_is_noted(reads: HostReads) -> None:
     assert bool_.waited_ns > 0
 
 
+def test_a_read_in_a_scaler_is_that_of_the_line_that_calls_it(reads: HostReads) -> None:
+    weight = torch.ones(3, requires_grad=True)
+    optimizer, scaler = torch.optim.SGD([weight], lr=0.1), torch.amp.GradScaler("cpu")
+    scaler.scale(weight.sum()).backward()
+
+    def steps() -> None:
+        scaler.step(optimizer)
+
+    steps()
+    (of_scaler,) = [one for one in reads.facts()["host_reads"] if one.written == "item()"]
+    assert (of_scaler.place.split(" in ")[1], of_scaler.library) == ("steps", "amp/grad_scaler.py")
+    assert of_scaler.is_of_scaler
+
+
 def test_the_line_that_empties_the_cache_is_noted(reads: HostReads) -> None:
     def cleans_up() -> None:
         torch.cuda.empty_cache()

@@ -137,7 +137,7 @@ READS = (
         pytest.param(
             3 * MS, READS, "the script reads its results 16 times per step",
             "the accelerator is idle for 3.00 ms per step after such reads; train.py:12 in step calls item() 15 times "
-            "per step; train.py:30 in clip calls bool() 1 times per step", id="lines-known",
+            "per step; train.py:30 in clip calls bool() once per step", id="lines-known",
         ),
         pytest.param(
             3 * MS,
@@ -157,6 +157,14 @@ def test_host_reads(read_ns: int | None, reads: tuple[HostRead, ...], title: str
     )
     assert [(one.rule, one.gain_ns) for one in found] == ([("host-reads", read_ns)] if title else [])
     assert all(one.title.endswith(str(title)) and one.evidence == evidence for one in found)
+
+
+def test_reads_of_a_scaler_depend_on_the_optimizer() -> None:
+    of_scaler = HostRead("item()", "/home/u/train.py:40 in step", 4, 2 * MS, 4, "amp/grad_scaler.py")
+    records = {0: record(host_reads=(of_scaler,))}
+    (found,) = find_all(observed(launch_bound_ns=0, host_read_ns=3 * MS, step_ns=100 * MS, records=records))
+    assert found.evidence.endswith("train.py:40 in step calls item() once per step in torch/amp/grad_scaler.py")
+    assert found.advice.startswith("GradScaler.step() reads whether gradients overflowed, unless")
 
 
 CLEANS_UP = HostRead("torch.cuda.empty_cache()", "/a/train.py:40 in train", 5, 9 * MS, 5)
