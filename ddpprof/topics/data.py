@@ -254,7 +254,7 @@ def idle_for_data(data: DataLoading, view: View) -> Iterator[Finding]:
     workers = "" if slowest is None else f", with num_workers={slowest.num_workers}"
     line = slowest_line_of_data(view)
     mostly = "" if line is None or line.data_ns < view.data_ns / 2 else f"; mostly at {line.short}"
-    advice, change = (_CHEAPER, None) if slowest is None else _more_workers(view, slowest)
+    advice, change = (_MORE_OR_CHEAPER, None) if slowest is None else _more_workers(view, slowest)
     yield Finding(
         "idle-for-data",
         "Training waits for its DataLoader",
@@ -278,13 +278,17 @@ def _gain_ns(data_ns: int, step_ns: int, loader: Loader | None, change: Change |
     return min(data_ns, max(0, step_ns - round(batch_ns / int(str(change.values["num_workers"])))))
 
 
+_MORE_OR_CHEAPER = (
+    "Load batches in DataLoader workers, or in more of them (num_workers), if the host has free cores. Otherwise, make "
+    "loading cheaper: use fewer transforms, or store preprocessed data."
+)
 _CHEAPER = "Make loading cheaper: use fewer transforms, or store preprocessed data."
 
 
 def load_in_advance(view: View) -> tuple[str, Change | None]:
     """Return advice for training that waits for batches in some steps, and the change if there is one."""
     slowest = _slowest_of(training_loaders(one.loaders for one in view.records.values()))
-    return (_CHEAPER, None) if slowest is None else _more_workers(view, slowest)
+    return (_MORE_OR_CHEAPER, None) if slowest is None else _more_workers(view, slowest)
 
 
 def _slowest_of(loaders: Iterable[Loader]) -> Loader | None:

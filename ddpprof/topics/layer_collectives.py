@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import median, median_high
 from typing import Annotated
 
 import numpy as np
@@ -114,8 +114,8 @@ def _of_rank(rank: Rank, steps: Sequence[int], _modules: Sequence[DdpModule]) ->
         return None
     return LayerCalls(
         layer=next((one.layer for one in known if one.layer is not None), None),
-        num_forward=round(median(one.num_forward for one in known)),
-        num_backward=round(median(one.num_backward for one in known)),
+        num_forward=median_high(one.num_forward for one in known),
+        num_backward=median_high(one.num_backward for one in known),
         time_ns=round(median(one.time_ns for one in known)),
         exposed_ns=round(median(one.exposed_ns for one in known)),
     )

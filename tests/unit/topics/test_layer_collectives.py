@@ -10,8 +10,14 @@ from tables import collective, forward, recorded, trace
 
 from ddpprof.engine.finding import NewBuckets, Predicted, Predictions, sync_batch_norm_change
 from ddpprof.engine.topic import View
-from ddpprof.model import CollectiveKind, Mark, Phase, Trace
-from ddpprof.topics.layer_collectives import LayerCalls, doubted, layer_collectives, measure_layer_calls
+from ddpprof.model import CollectiveKind, Mark, Phase, Rank, Step, Trace
+from ddpprof.topics.layer_collectives import (
+    LAYER_COLLECTIVES,
+    LayerCalls,
+    doubted,
+    layer_collectives,
+    measure_layer_calls,
+)
 
 NODE, HOOK = (
     f"autograd::engine::evaluate_function: {name}"
@@ -41,6 +47,17 @@ def test_calls_of_layers_are_told_from_those_of_ddp() -> None:
     assert waiting is not None
     assert waiting.exposed_ns == 40, "the layer also waits while a bucket is sent"
     assert measure_layer_calls(step(BUFFERS, OF_HOOK), 0) is None
+
+
+def test_of_two_steps_the_larger_number_of_calls_counts() -> None:
+    """The first step calls a collective in the forward pass, the second one in the backward pass."""
+    assert LAYER_COLLECTIVES.of_rank is not None
+    later = collective(1240, 1290, launched=1240, phase=Phase.BACKWARD, step=1)
+    marks = [(Mark.FORWARD, 1000, 1200, 1), (Mark.BACKWARD, 1200, 1300, 1, 1), (Mark.BACKWARD, 1300, 1400, 1, 2)]
+    both = replace(step(GATHER, later, host=marks), steps=(Step(10, 0, 1000), Step(11, 1000, 2000)))
+    found = LAYER_COLLECTIVES.of_rank(Rank(0, both, None), [0, 1], ())
+    assert found is not None
+    assert (found.num_forward, found.num_backward) == (1, 1)
 
 
 def test_what_ddp_does_around_the_modules_forward_is_its_own() -> None:
