@@ -46,9 +46,9 @@ def measure_copies(rank: Rank, steps: Sequence[int]) -> RankCopies | None:
     pageable = [name for name in to_device if PAGEABLE in trace.names[name]]
     names, in_step = trace.copies.name, trace.copies.step
     numbers = [int(np.count_nonzero(np.isin(names, to_device) & (in_step == step))) for step in steps]
-    exposed = [split.copies for step in steps if (split := split_step(trace, step)) is not None]
-    if not any(numbers) or not exposed:
+    if not any(numbers):
         return None
+    exposed = [split.copies for step in steps if (split := split_step(trace, step)) is not None]
 
     def exposed_ns(of_names: Sequence[int]) -> int:
         copied = union_of(trace.copies, np.isin(names, of_names))

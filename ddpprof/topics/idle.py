@@ -300,21 +300,17 @@ class RankAllocations:
 def measure_allocations(rank: Rank, steps: Sequence[int]) -> RankAllocations | None:
     """Measure the steps with these indices; return ``None`` if the host allocates and frees no memory in them."""
     trace = rank.trace
-    splits = {} if trace is None else {step: split_step(trace, step) for step in steps}
-    known = {step: split.idle for step, split in splits.items() if split is not None}
-    if trace is None or not known:
+    if trace is None or trace.device == "cpu":
         return None
     host = trace.host_spans
     is_call = host.mark == Mark.DEVICE_MEMORY
-    numbers = [int(np.count_nonzero(is_call & (host.step == step))) for step in known]
-    if not any(numbers):
+    numbers = [int(np.count_nonzero(is_call & (host.step == step))) for step in steps]
+    idle = [split.idle for step in steps if any(numbers) and (split := split_step(trace, step)) is not None]
+    if not idle:
         return None
     calls = union_of(host, is_call)
-    idle_ns = [
-        int((gaps.end_ns - gaps.start_ns)[calls.within(gaps.start_ns, gaps.end_ns) > 0].sum())
-        for gaps in known.values()
-    ]
-    return RankAllocations(rank.rank, len(known), float(median(numbers)), round(median(idle_ns)))
+    idle_ns = [int((gaps.end_ns - gaps.start_ns)[calls.within(gaps.start_ns, gaps.end_ns) > 0].sum()) for gaps in idle]
+    return RankAllocations(rank.rank, len(idle), float(median(numbers)), round(median(idle_ns)))
 
 
 def device_allocations(ranks: Sequence[RankAllocations], view: View) -> Iterator[Finding]:

@@ -258,6 +258,8 @@ def test_gaps_in_which_the_host_manages_memory() -> None:
     assert measure_allocations(made, [0, 1, 2]) == RankAllocations(0, 3, 3, 50)
     assert measure_allocations(made, [2]) is None
     assert measure_allocations(Rank(0, None, None), [0]) is None
+    without_work = Rank(0, trace(steps, host=calls, device="cuda"), None)
+    assert measure_allocations(without_work, [0, 1]) is None
 
 
 DLRM = TRACES / "dlrm_rank3of8.json.gz"
