@@ -75,10 +75,12 @@ class Predictions:
     aligned_buckets: Predicted | None = None
     """DDP buckets that match the graphs of a compiled model: one bucket of 1 MiB, then buckets with the current cap"""
     compression: Predicted | None = None
-    """gradients sent in half precision: fp16 or bf16, depending on the backend"""
+    """gradients are sent in half precision: fp16 or bf16, depending on the backend"""
     bucket_views: Predicted | None = None
     without_unused_search: Predicted | None = None
-    """no search for unused parameters, and buckets rebuilt in the order in which gradients become ready"""
+    """DDP does not search for unused parameters, and rebuilds its buckets in the order in which gradients
+    become ready
+    """
     no_sync: Predicted | None = None
     """in a step with several backward passes, only the last pass reduces gradients"""
     double_batch: Predicted | None = None

@@ -41,7 +41,7 @@ class StepParts:
     """exposed communication in which a rank waits for another rank"""
     data_ns: float
     compute_ns: float
-    """all other time: computation, and the host's time to launch it"""
+    """all other time: computation, and the time in which the host launches it"""
 
     @property
     def step_ns(self) -> float:

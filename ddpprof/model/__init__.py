@@ -144,7 +144,7 @@ class Attempt:
     """One attempt of a job: one start of all its ranks by torchrun. An `Attempt` contains no traces."""
 
     number: int
-    """number of the attempt; 0 is the first one that constructed a DDP module"""
+    """number of the attempt; the first attempt that constructed a DDP module has number 0"""
     restarts: int | None
     """number of times that torchrun had restarted the ranks before this attempt"""
     created_unix_s: float | None

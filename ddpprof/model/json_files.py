@@ -57,7 +57,7 @@ class TorchrunJob(Struct):
     agent: str | None = None
     """the torchrun process on rank 0's host"""
     run_id: str | None = None
-    """``--rdzv-id`` of torchrun; ``None`` if not given"""
+    """value of torchrun's option ``--rdzv-id``; ``None`` if not given"""
     restarts: int | None = None
     host: str | None = None
     pid: int | None = None
@@ -142,7 +142,7 @@ class Measured(Struct, frozen=True):
     """Measured gain of one change in ns per step; negative if steps became longer."""
 
     gain_ns: int | None
-    """``None`` if the job failed in every trial of the change"""
+    """measured gain, in ns per step; ``None`` if the job failed in every trial of the change"""
     low_ns: int | None
     high_ns: int | None
     """upper end of the 95 % confidence interval; ``None`` with fewer than three rounds"""
@@ -182,7 +182,7 @@ class CaptureAnswer(Struct, frozen=True):
     number: int | None = None
     """number of the capture; the first capture of a job is 1"""
     first_step: int | None = None
-    """first step to be profiled, once all ranks have agreed on it"""
+    """number of the first step to be profiled, once all ranks have agreed on it"""
     folder: str | None = None
     """folder with the files of the capture, once all ranks have written their files"""
 

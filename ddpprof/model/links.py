@@ -45,7 +45,7 @@ class PcieLink:
     address: str
     """PCI address, such as ``0000:17:00.0``"""
     gt_per_s: float | None
-    """current speed in GT/s per lane; it may be lower while the device is idle"""
+    """current speed in GT/s per lane; while the device is idle, the speed may be lower"""
     width: int | None
     """number of lanes in use"""
     most_gt_per_s: float | None = None

@@ -121,7 +121,7 @@ class LevelShift:
 
     first_step: int
     last_step: int | None
-    """``None`` if the slowdown has not ended"""
+    """number of the last slow step; ``None`` if the slowdown has not ended"""
     before_ns: int
     """normal step time, ns"""
     after_ns: int

@@ -48,7 +48,7 @@ class Standing(StrEnum):
     FAILED = "failed"
     INTERRUPTED = "interrupted"
     UNWATCHED = "unwatched"
-    """ddpprof stopped recording while training continued"""
+    """ddpprof stopped recording on this rank while training continued"""
 
     @property
     def is_over(self) -> bool:
@@ -83,7 +83,7 @@ class RankNow:
     """``None`` if the time spent waiting for other ranks is unknown, for example on accelerators"""
     data_ns: int | None
     wait_ns: int | None
-    """``None`` if unknown, for example on accelerators"""
+    """time spent waiting for other ranks; ``None`` if unknown, for example on accelerators"""
     memory_bytes: int | None
     standing: Standing
     sign_age_ns: int

@@ -110,7 +110,7 @@ class Settings:
     launched_unix_s: float | None = None
     """time at which the launcher started the job; ranks recognize by it that a run was created for this job"""
     agent: str | None = None
-    """identifier of torchrun's process, if ddpprof runs between torchrun and the rank"""
+    """identifier of the torchrun process, if torchrun starts ddpprof and ddpprof starts the rank"""
 
     @property
     def reduces_throughout(self) -> bool:

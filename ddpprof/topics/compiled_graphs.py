@@ -331,7 +331,7 @@ class Recompilations:
     num_steps: int
     """number of steps in which torch.compile compiled code"""
     last_step: int | None
-    """number of the last of these steps"""
+    """number of the last step in which torch.compile compiled code"""
     extra_ns: int
     """time by which these steps were longer than usual steps, in total"""
     share: float

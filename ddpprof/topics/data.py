@@ -45,7 +45,7 @@ class SameSamples:
     num_batches: int
     """number of batches that are the same on all ranks; 0 if the ranks share samples but no whole batches"""
     num_samples: int
-    """number of samples that a rank shares with other ranks in one pass; maximum over all ranks"""
+    """number of samples in one pass that a rank shares with other ranks; maximum over all ranks"""
     num_compared: int
     """number of samples of the same rank in the same pass that were compared"""
 
@@ -134,7 +134,7 @@ class DataLoading:
     """rank → its data loaders"""
     same_samples: SameSamples | None = None
     same_worker_seeds: Loader | None = None
-    """a DataLoader whose workers draw the same random numbers on all ranks"""
+    """DataLoader whose workers draw the same random numbers on all ranks, if there is one"""
 
 
 def _data_loading(view: View) -> DataLoading:

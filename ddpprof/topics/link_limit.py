@@ -68,7 +68,7 @@ class LinkLimit:
     reached_bytes_per_s: float | None = None
     """bus bandwidth that the largest all-reduces reach"""
     at_least_bytes: int | None = None
-    """smallest size of these all-reduces"""
+    """smallest size of the all-reduces from which `reached_bytes_per_s` was computed"""
     below_bytes: int | None = None
     nccl: NcclChoices | None = None
     """choices in the NCCL log of the first rank, with the transports of all ranks"""
