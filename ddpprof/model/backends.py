@@ -51,7 +51,9 @@ class Backend:
     num_at_once: int = 1
     """number of all-reduces that run at the same time: gloo has two threads, and NCCL has one stream"""
     halving: Compression = Compression.FP16
-    """comm hook that halves the size of gradients: fp16, because DDP supports the bf16 hook with few backends only"""
+    """comm hook that halves the size of gradients; fp16 by default, because DDP supports the bf16 hook with few
+    backends only
+    """
     aborts: bool = False
     """whether the backend aborts the process if ranks call different collectives"""
     payload: float = 1.0
