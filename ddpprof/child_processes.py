@@ -28,7 +28,9 @@ from ddpprof.redaction import is_secret
 Process = subprocess.Popen[Any]
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
-"""environment variables for processes that start other Python processes"""
+"""environment variables for child processes that start Python, so that Python imports no code from the working
+directory
+"""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

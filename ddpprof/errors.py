@@ -84,9 +84,9 @@ def how_to_install(*packages: str) -> str:
 
 
 _NEAR = 0.7
-"""minimum similarity (`difflib`) at which a word counts as a likely misspelling of another word"""
+"""a word counts as a misspelling of a known word if their similarity (`difflib`) is at least this"""
 _LEAST_LETTERS = 3
-"""minimum length of a prefix that identifies a word"""
+"""a prefix identifies a known word if it has at least this many letters"""
 
 
 def nearest_words(word: str, known: Iterable[str], most: int) -> list[str]:

@@ -25,7 +25,7 @@ class Line:
     text: str
     is_warning: bool = False
     is_aside: bool = False
-    """whether the text is shown as less important"""
+    """whether the text is shown as less important, for example dimmed"""
     is_headline: bool = False
     """whether the text is emphasized"""
 
@@ -54,7 +54,7 @@ class LaneSpan:
     start_ns: int
     end_ns: int
     what: str
-    """name of a part of the timeline, or the character that draws the span"""
+    """name of a part of the timeline, or the character with which the span is drawn"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class FindingText:
     gain: str
     evidence: str
     advice: str
-    """empty if there is no advice"""
+    """what to change; empty if there is no advice"""
     is_noise: bool = False
 
 
@@ -137,7 +137,7 @@ class Commands:
 
     title: str
     commands: tuple[tuple[str, str], ...]
-    """description → command"""
+    """description and command of each line"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ class ProcessStat:
     """state letter: R running, S sleeping, D waiting for a disk, T stopped, t traced, Z or X dead"""
     parent: int
     num_paged_in: int
-    """number of major page faults: pages that had to be read from a disk (swap, or a mapped file)"""
+    """number of major page faults, which read pages from a disk (from swap, or from a mapped file)"""
     cpu_ticks: int
 
     @property

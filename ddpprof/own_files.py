@@ -30,11 +30,15 @@ from pathlib import Path
 from ddpprof.signals import deferred_signals
 
 WORLD_READABLE = "DDPPROF_WORLD_READABLE"
-"""environment variable that makes new files readable by all users of the machine; ``--world-readable`` sets it"""
+"""name of the environment variable that makes new files readable by all users of the machine; ``--world-readable`` sets
+it
+"""
 _PART = re.compile(r"\.(.+)\.\d+-[0-9a-f]{8}\.part(?:\.tmp)?")
-"""pattern of the names returned by `part_name`, and of the temporary names that Kineto derives from them"""
+"""pattern for the names that `part_name` returns, and for the temporary names that Kineto derives from these"""
 _SURELY_DEAD_S = 24 * 3600
-"""on a file system without locks, a part file older than this (in seconds) is assumed to be left by a dead process"""
+"""on a file system without locks, the process that wrote a part file is assumed to have died if the file is older than
+this
+"""
 
 
 def part_name(name: str) -> str:
@@ -57,7 +61,8 @@ def _mode(full: int) -> int:
 
 
 _SPARE = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(4)]
-"""spare descriptors, which are closed if the process reaches its limit of open files, so that it can still write files
+"""file descriptors kept in reserve. When the process reaches its limit of open files, they are closed so that it can
+still write files
 """
 
 
@@ -362,7 +367,8 @@ def remove_folder(path: Path) -> None:
 
 _NAME = "ddpprof"
 _LONGEST_WITH_SOCKETS = 40
-"""maximum length of a directory's path, in bytes; sockets two levels below it then stay within the limit of 107 bytes
+"""maximum length in bytes of a directory's path. Paths of sockets two levels below the directory then have at most the
+107 bytes that the system allows
 """
 _SHORT = (Path("/tmp"), Path("/dev/shm"))  # noqa: S108 (the folder in it is created exclusively)
 

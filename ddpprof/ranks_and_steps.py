@@ -59,10 +59,10 @@ class Numbers:
 MOST = 128
 """largest world size at which all ranks are profiled"""
 _ABOUT = 64
-"""approximate number of profiled ranks in a larger job"""
+"""approximate number of ranks that are profiled in a larger job"""
 
 Spans = Sequence[Sequence[int]]
-"""first and last rank of each span that the user selected; empty if the default applies"""
+"""first and last rank of each span of ranks that the user selected; empty if the user selected none"""
 
 
 def is_profiled(rank: int, world_size: int, chosen: Spans) -> bool:
@@ -91,15 +91,17 @@ def _distance(world_size: int) -> int:
 
 SKIP_FIRST = 3
 REBUILT = 3
-"""number of steps after which DDP has rebuilt its buckets, and torch's DDP logging data contains the new buckets"""
+"""number of steps after which DDP has rebuilt its buckets, and PyTorch's DDP logging data describes the new buckets"""
 COST_STEPS = 8
 WARMUP = 1
 STEPS = 5
 TORCH_WAITS = 11
-"""number of initial steps of a reducer in which torch may wait for the accelerator to time an iteration"""
+"""number of first steps in which DDP's reducer may wait for the accelerator in order to time an iteration"""
 STEP_OPTIONS = ("--skip-first", "--cost-steps", "--warmup", "--steps")
 _FEWEST = 2
-"""minimum number of steps: ranks agree on what to record after the first, and DDP rebuilds its buckets in the second"""
+"""minimum number of steps in a job: after the first step, ranks agree on what to record; in the second, DDP rebuilds
+its buckets
+"""
 
 
 def least_skipped(on_accelerator: bool) -> int:

@@ -13,7 +13,7 @@ HIDDEN = "***"
 
 _SECRET_WORDS = re.compile("token|secret|passw|passphrase|pwd|key|credential|auth")
 _ORDINARY_WORDS = re.compile("tokeni[sz]|key(?:point|word|board|frame)|monkey|author(?!i[sz])")
-"""words in training scripts that contain a secret word but do not name a secret"""
+"""words in training scripts that contain one of `_SECRET_WORDS` but do not name a secret"""
 _COUNT_OF_TOKENS = re.compile(r"tokens")
 _NUMBER = re.compile(r"[\d_.,]+(?:e\d+)?")
 
@@ -22,12 +22,14 @@ _NAMED = re.compile(
     r"(?:(?:bearer|basic|token|digest) )?(?=(?P<ahead>[^\s'\"]{1,20}))",
     re.IGNORECASE,
 )
-"""a name followed by its value: ``name=value``, ``"name": "value"``, ``--name value``, ``['--name', 'value']``"""
+"""pattern for a name followed by its value: ``name=value``, ``"name": "value"``, ``--name value``, ``['--name',
+'value']``
+"""
 _VALUE = re.compile(r"[^\s'\"]++")
 _QUOTED_VALUE = re.compile(r"[^'\"\n]++")
 _KEY = re.compile("keys?", re.IGNORECASE)
 _MENTIONED = re.compile("keys?|auth|.*(?:error|exception|warning)", re.IGNORECASE)
-"""names before a colon in sentences, such as ``KeyError: 'weight'`` and ``missing key: weight``"""
+"""names that may precede a colon in an ordinary sentence, such as ``KeyError: 'weight'`` and ``missing key: weight``"""
 _BEARER = re.compile(r"\b(bearer)[ \t]{1,4}[\w.~+/=-]{8,}+", re.IGNORECASE)
 _BASIC = re.compile(r"\b([Bb]asic|BASIC)[ \t]{1,4}(?=[a-z]{0,20}[A-Z0-9+/=])[\w+/]{6,}+=*")
 _KNOWN_TOKEN = re.compile(r"\b(?:sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[abp]-|AKIA)[\w-]{12,}+")

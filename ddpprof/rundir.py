@@ -39,12 +39,12 @@ from ddpprof import own_files
 from ddpprof.files import Location, read_small
 
 FORMAT = 1
-"""format version of the run directory; readers refuse newer versions and read all older ones"""
+"""version of the run directory's format; ddpprof refuses newer versions and reads all older ones"""
 
 RUN_FILE = "run.json"
 EXITS_FILE = "exits.jsonl"
 LAST_STEP = "<qq"
-"""`struct` format of ``rank-0.last_step``: number of finished steps, and ns since 1970"""
+"""`struct` format of ``rank-0.last_step``: number of finished steps, and time in ns since 1970"""
 _RANK_FILE = re.compile(
     r"^rank-(\d{1,7})\.(crash\.txt|facts\.json|losses\.json|last_step|pulse|steps\.jsonl|trace\.json(?:\.gz|\.zst)?)$"
 )
@@ -66,9 +66,9 @@ _CAPTURE = re.compile(r"^capture-([1-9]\d{0,5})$")
 
 TENSORBOARD_DIRECTORY = "tensorboard"
 TENSORBOARD_OF_RUN = "run"
-"""TensorBoard run with the data of all ranks"""
+"""name of the TensorBoard run with the data of all ranks"""
 TENSORBOARD_TRACES = "traces"
-"""TensorBoard run for the profiler plugin"""
+"""name of the TensorBoard run with traces for the profiler plugin"""
 _TENSORBOARD_RUN = re.compile(rf"^(?:{TENSORBOARD_OF_RUN}|{TENSORBOARD_TRACES}|rank-\d+)$")
 _TENSORBOARD_FILE = re.compile(r"^events\.out\.tfevents\.\d+\.ddpprof$|\.pt\.trace\.json\.gz$")
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _CLEAN_UP_S = 0.01
 _BEFORE_SIGNALS = 128
-"""the exit code of a process that was ended by a signal is this number plus the number of the signal"""
+"""the exit code is this number plus N if signal N ended the process"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

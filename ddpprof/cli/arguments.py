@@ -21,7 +21,7 @@ from ddpprof.errors import DdpprofError, did_you_mean
 from ddpprof.ranks_and_steps import Numbers
 
 NPROC = ("--nproc", "--nproc-per-node", "--nproc_per_node")
-"""option names for the number of processes, the same in all commands"""
+"""names of the option for the number of processes; all commands use the same names"""
 _UNKNOWN = re.compile(r"unrecognized arguments: (.*)", re.DOTALL)
 _INVALID = re.compile(r"invalid choice: '?([^' ]*)'? \(choose from (.*)\)", re.DOTALL)
 _WORD = re.compile(r"[\w.-]+")
@@ -178,7 +178,9 @@ def seconds(text: str) -> float:
 
 RECORDING = ("trace", "watch")
 PRESET_NAMES = ("runs", "skip-first", "steps", "profile-ranks", "metrics", "kill-after", "color")
-"""options of `RECORDING` commands, ``color`` for all commands, and ``runs``, the folder for new runs"""
+"""options that can be preset: options of the `RECORDING` commands, ``color`` for all commands, and ``runs``, the folder
+for new runs
+"""
 COLOR = "DDPPROF_COLOR"
 COLORS = ("auto", "always", "never")
 _VARIABLE = "DDPPROF_{}"
@@ -188,7 +190,7 @@ _VARIABLE = "DDPPROF_{}"
 class Preset:
     value: str
     source: str
-    """environment variable or file that sets the option"""
+    """environment variable or file in which the option was found"""
 
 
 @cache

@@ -77,11 +77,13 @@ def run_capture(options: argparse.Namespace) -> int:
 
 
 _MOST_BYTES = 65_536
-"""maximum size of an answer, which is one line"""
+"""maximum size in bytes of an answer, which is a single line"""
 FIRST_ANSWER_S = 180.0
-"""time limit for the first answer; a job refuses a capture if its ranks have not agreed on it after two minutes"""
+"""time limit for the first answer. A job refuses a capture if its ranks have not agreed on it after two minutes"""
 LATER_ANSWERS_S = 30.0
-"""time without an answer (the job may be waiting for a slowdown) before ddpprof checks whether the job still runs"""
+"""if there is no answer for this time, ddpprof checks whether the job still runs; the job may be waiting for a slow
+step
+"""
 
 
 def ask(directory: Path, request: CaptureRequest) -> Iterator[CaptureAnswer]:

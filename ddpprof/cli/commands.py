@@ -29,7 +29,7 @@ class Command(NamedTuple):
     question: str
     example: str
     module: str = ""
-    """name of its module, if it differs from the name of the command"""
+    """name of the module that implements the command, if it differs from the command's name"""
     writes_files: bool = True
 
     def add_options(self, parser: Parser) -> None:
@@ -185,7 +185,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
         ),
     ),
 }
-"""commands by group title"""
+"""title of a group in the help text → commands in this group"""
 
 COMMANDS = {command.name: command for commands in GROUPS.values() for command in commands}
 

@@ -37,10 +37,12 @@ if TYPE_CHECKING:
 
 _ENV = "--env"
 _ROUNDS = 8
-"""number of runs per job that is enough for 13 simultaneous confidence intervals, one per part of the step"""
+"""number of runs per job; enough for 13 simultaneous confidence intervals, one for each part of the step"""
 
 EXIT_FAILED, EXIT_UNKNOWN = 1, 3
-"""exit codes of ``--fail-on``; 2 means an error in the command line"""
+"""exit codes of ``--fail-on``: a condition failed, or could not be decided. Exit code 2 stands for an error in the
+command line
+"""
 
 
 def add_compare_options(parser: argparse.ArgumentParser) -> None:

@@ -30,7 +30,7 @@ _VARY = (
 
 
 _LONG_S = 60
-"""minimum remaining time that is shown, in seconds"""
+"""the remaining time is shown if it is at least this many seconds"""
 
 
 def add_overhead_options(parser: argparse.ArgumentParser) -> None:
@@ -399,7 +399,7 @@ def warn_of_other_work() -> None:
 
 _WATCHED_S = 0.5
 _MUCH_OTHER_WORK = 0.25
-"""a note is printed if other processes use at least this share of the cores"""
+"""a note is printed if other processes use at least this share of the machine's cores"""
 
 
 def _refuse_short_job(directory: Path, experiment: Experiment, trial: Trial) -> None:

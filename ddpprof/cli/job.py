@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 _NPROC = "--nproc-per-node"
 _NUMBER_OF_RANKS = re.compile(r"[1-9]\d{0,8}|auto|gpu|cpu|xpu")
-"""values that torchrun accepts as a number of ranks"""
+"""pattern for the values that torchrun accepts as a number of ranks"""
 _FLAGS_NOT_TO_REPEAT = ("--force", "--dump-stacks", "-q", "--quiet", "-v", "--verbose")
-"""options without a value that do not affect what is recorded"""
+"""options without a value that have no effect on what is recorded, and are therefore left out of `recorded_with`"""
 _NOT_TO_REPEAT = ("--out", "--repeat", "--metrics", "--kill-after", "--color")
-"""options with a value that do not affect what is recorded"""
+"""options with a value that have no effect on what is recorded, and are therefore left out of `recorded_with`"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class JobCommand:
     options: argparse.Namespace
     out: Path
     words: tuple[str, ...]
-    """the script and its arguments, or the whole command"""
+    """the script and its arguments or, if `is_wrapped`, the whole command"""
     is_wrapped: bool
-    """whether the command follows ``--`` and may therefore be any program"""
+    """whether the command follows ``--``, so that it may be any program"""
     recorded_with: tuple[str, ...]
-    """ddpprof arguments that record the run again, without the options for the output path"""
+    """arguments of ddpprof that repeat the recording, without the options for the output path"""
 
     @property
     def name(self) -> str:
@@ -159,7 +159,7 @@ def split(arguments: list[str], parser: argparse.ArgumentParser) -> tuple[list[s
 
 
 _AFTER_THE_SCRIPT = ("--nproc", "--vary", "--strong", "--set")
-"""options that may also follow the script; other options after the script are passed to the script"""
+"""options of ddpprof that may also follow the script; all other options after the script are passed to the script"""
 
 
 def split_experiment(arguments: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str], bool]:

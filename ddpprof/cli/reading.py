@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ddpprof.report import Report
 
 _SILENT_S = 0.5
-"""a progress bar is shown if reading takes longer than this, in seconds"""
+"""a progress bar is shown if reading takes longer than this many seconds"""
 _SILENT_BYTES = 8_000_000
 _DRAW_EVERY_S = 0.1
 

@@ -29,11 +29,13 @@ if TYPE_CHECKING:
 
 
 TOPICS = ("job", "step", "buckets", "collectives", "ranks", "slowdown", "whole-run", "cost", "findings")
-"""names of the sections of a report, defined in `render.sections`, which is imported only when needed"""
+"""names of the sections of a report; the sections are defined in `render.sections`, which is imported only when
+needed
+"""
 _OF_SECTIONS = ("terminal", "markdown")
 """formats that can show a single section"""
 _WHOLE = {"json": "JSON always contains", "html": "an HTML page always contains", "tables": "tables always contain"}
-"""formats that always contain the whole report, as clauses for an error message"""
+"""formats that always contain the whole report; the values are clauses for an error message"""
 
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:

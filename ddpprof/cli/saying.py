@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 _LONGEST_LINE = 2000
-"""maximum number of characters, enough to show most command lines in full"""
+"""maximum number of characters in a line; enough to show most command lines in full"""
 
 
 class _Choices:

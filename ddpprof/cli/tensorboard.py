@@ -256,9 +256,10 @@ _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LAST_WORDS = 3
 _OFTEN_S = 0.2
 _GRACE_S = 5.0
-"""seconds to wait for TensorBoard's last output"""
+"""seconds to wait for TensorBoard's last output after it has ended"""
 _PATIENCE_S = 60.0
-"""seconds without progress after which ddpprof stops waiting for the plugin, which looks for new directories every 10 s
+"""ddpprof stops waiting for the plugin after this many seconds without progress; the plugin looks for new directories
+every 10 s
 """
 
 

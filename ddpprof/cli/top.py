@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _MOST_SLOWDOWNS = 5
 _KEYS = "q quit  p pause  sort: o own  r rank  w wait  d data"
-"""line that explains the keys; together with the sort order and ``PAUSED``, it fits into 80 columns"""
+"""line that explains the keys; it fits into 80 columns together with the sort order and ``PAUSED``"""
 
 
 def add_top_options(parser: argparse.ArgumentParser) -> None:

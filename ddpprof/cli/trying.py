@@ -27,13 +27,13 @@ _ROUNDS = 5
 _TIMED_STEPS = 10
 _MOST_TIMED_STEPS = 100
 _MOST_LONG_STEPS = 4
-"""number of long steps to time if a finding is about long steps"""
+"""number of long steps that each trial should contain if a finding is about long steps"""
 _TIMED_S = 1.0
-"""minimum total time of the timed steps, in seconds; short steps vary more, so more than `_TIMED_STEPS` of them are
-timed
+"""minimum duration of the timed steps of a trial, in seconds. Short steps vary more, so more than `_TIMED_STEPS` of
+them are timed
 """
 _START_S = 5.0
-"""typical time from the start of a job until training begins, seconds"""
+"""typical time from the start of a job to its first step, in seconds"""
 
 
 def add_try_options(parser: argparse.ArgumentParser) -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _LEAST_TRIALS = 2
 _QUICK = 3
-"""number of settings and number of rounds with ``--quick``"""
+"""maximum number of settings, and of rounds, with ``--quick``"""
 
 
 def add_tune_options(parser: argparse.ArgumentParser) -> None:

@@ -142,7 +142,7 @@ def _take_change(options: argparse.Namespace, report: Report) -> None:
 
 
 _REPLAYED = {"bucket_cap_mb", "bucket_cap_mb_list", "gradient_as_bucket_view", "static_graph", "find_unused_parameters"}
-"""DDP arguments that the replay supports"""
+"""arguments of DDP whose effect the replay can predict"""
 
 
 def _try(options: argparse.Namespace) -> str:
@@ -197,7 +197,7 @@ _WORLD = (
     "world_size",
     "algorithm",
 )
-"""options for training and network, which are named in the label of a prediction"""
+"""options about training and network; if given, the label of a prediction names them"""
 
 
 def _world_label(options: argparse.Namespace) -> str:

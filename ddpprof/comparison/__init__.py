@@ -41,9 +41,9 @@ from ddpprof.words import utf8_text
 @dataclass(frozen=True, slots=True)
 class RunSet:
     reports: tuple[Report, ...]
-    """one or more reports"""
+    """reports of the runs; at least one"""
     folder: str | None = None
-    """folder of the runs recorded with ``ddpprof trace --repeat``, to which runs can be added"""
+    """folder of a recording with ``ddpprof trace --repeat``, to which further runs can be added"""
 
     @property
     def name(self) -> str:
@@ -117,7 +117,7 @@ COMPARISON_FORMAT = 1
 """version of the JSON document; increased if a field is removed or changes its meaning, but not if a field is added"""
 
 NOTICEABLE = 0.05
-"""change, as a fraction of the step, that a comparison should be able to detect if the user gives no limit"""
+"""change that a comparison should be able to detect if the user gives no limit, as a fraction of the step"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +130,17 @@ class MetricChange:
     """median over the runs"""
     num_steps_a: int
     num_steps_b: int
-    """total number of steps of all runs"""
+    """number of steps in all runs together"""
     runs_a_ns: tuple[int, ...] = ()
     runs_b_ns: tuple[int, ...] = ()
-    """value of each run that has the measure: the median over its steps or, for the fastest step, the minimum"""
+    """value of each run that has this measure: the median over the run's steps or, for `FASTEST_STEP`, the minimum"""
     difference: Difference | None = None
     of_steps: Shift | None = None
-    """shift between the steps of one run on each side; a change within its interval is noise"""
+    """shift from the steps of one run of A to the steps of one run of B; a change within the shift's interval
+    is noise
+    """
     num_questions: int = 1
-    """number of differences for which the intervals hold simultaneously, including this one"""
+    """number of differences, including this one, whose intervals all hold together with the stated confidence"""
 
     @property
     def fraction(self) -> float | None:
@@ -192,18 +194,20 @@ class Comparison(ShownInNotebooks):
     ddpprof: str
     a: str
     b: str
-    """name of each side"""
+    """name of side B"""
     num_runs_a: int
     num_runs_b: int
     settings: tuple[SettingChange, ...]
     metrics: tuple[MetricChange, ...]
     buckets: tuple[BucketChange, ...]
     kernels: tuple[KernelChange, ...]
-    """kernels that became slower or faster beyond noise, largest increase in time per step first"""
+    """kernels that became slower or faster beyond noise, in descending order of the increase in time per step"""
     missing: tuple[str, ...]
     """messages that say which data cannot be compared, and why"""
     runs_needed: int | None = None
-    """number of runs per side that is needed to detect a difference of 5 % of the step; ``None`` if there are enough"""
+    """number of runs per side that is needed to detect a difference of 5 % of the step; ``None`` if the runs
+    are enough
+    """
 
 
 def compare(a: RunSet, b: RunSet, asked: Sequence[str] = ("step",)) -> Comparison:
@@ -275,9 +279,13 @@ def _runs_needed(metrics: Sequence[MetricChange]) -> int | None:
 
 
 FASTEST_STEP = "fastest step"
-"""a robust measure: other work on the machine disturbs some steps but not all, so the fastest step varies least"""
+"""name of the measure that varies least: other work on the machine disturbs some steps but not all, and so not the
+fastest
+"""
 MEAN_STEP = "mean step"
-"""mean over the whole run, including evaluations, checkpoints and recorded steps, which the median step excludes"""
+"""name of the mean over the whole run, including evaluations, checkpoints and recorded steps; the median step excludes
+these
+"""
 
 _OF_PROFILED, _OF_LIGHT = (
     {name: one.value for name, one in metrics_of(kind).items()} for kind in (StepReport, LightStepReport)

@@ -20,7 +20,7 @@ class RepeatedRun:
     name: str
     num_steps: int
     step_ns: int | None
-    """median over the steps"""
+    """median step time of the run"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class RepeatedFinding:
 
     rule: str
     title: str
-    """title in the first run with this finding"""
+    """title of the finding in the first run that has it"""
     num_runs: int
     num_runs_beyond_noise: int
 
@@ -41,7 +41,7 @@ class RepeatedReport:
     name: str
     runs: tuple[RepeatedRun, ...]
     findings: tuple[RepeatedFinding, ...]
-    """findings, sorted by the number of runs in which they are beyond noise"""
+    """findings, in descending order of the number of runs in which they are beyond noise"""
     missing: tuple[str, ...]
 
     @property
@@ -83,7 +83,7 @@ def _findings(reports: Iterable[Report]) -> tuple[RepeatedFinding, ...]:
 
 
 _OF_A_RANK = ("straggler", "slow-rank")
-"""rules for which findings about different ranks count as different findings"""
+"""rules whose findings count separately for each rank"""
 
 
 def _what(finding: Finding) -> str:

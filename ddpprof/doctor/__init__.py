@@ -55,7 +55,7 @@ NAMES = tuple(name for check in (*_MACHINE, _TRAINING) for name in check.names)
 _PATH = re.compile(r"(?<![\w.:/])(?:/[\w.+@~-]+)+/([\w.+@~-]+)")
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
 _OF_EVERYBODY = ("root", "localhost", "user")
-"""common names that need not be anonymized"""
+"""common names of users and hosts, which are not anonymized"""
 
 
 def examine(

@@ -35,7 +35,7 @@ class CheckResult:
     expected: str | None = None
     found: str | None = None
     reason: str | None = None
-    """reason why the check was skipped, or meaning of the failure and what to do"""
+    """reason why the check was skipped or, if it failed, what the failure means and what to do"""
     setup: str | None = None
     """backend, number of ranks and devices of the training; ``None`` for a check without training"""
 
@@ -62,7 +62,7 @@ class Setup:
     num_ranks: int = 2
     device: str = "cpu"
     num_gpus: int = 0
-    """number of GPUs that the ranks share"""
+    """number of GPUs, which the ranks share"""
 
     def __str__(self) -> str:
         where = "CPU" if self.device == "cpu" else "1 GPU" if self.num_gpus == 1 else f"{self.num_gpus} GPUs"
@@ -87,11 +87,11 @@ class Context:
     """Input of a check."""
 
     folder: Path
-    """empty temporary folder for this check"""
+    """empty temporary folder that only this check uses"""
     out: Path
-    """the user's folder for runs"""
+    """folder in which the user keeps runs"""
     gpus: int | None = None
-    """number of GPUs given by the user"""
+    """number of GPUs to use, as given by the user"""
     setup: Setup = Setup()
 
 
@@ -105,13 +105,15 @@ class Check:
 
 _MB = 1_000_000
 _DISK_BYTES = 1000 * _MB
-"""minimum disk space in bytes, for traces of a few steps of many ranks"""
+"""the check passes if this many bytes of disk space are free, enough for traces of a few steps of many ranks"""
 _SHM_BYTES = 256 * _MB
-"""minimum shared memory in bytes, for batches of DataLoader workers and NCCL buffers; Docker's default is 64 MiB"""
+"""the check passes if this many bytes of shared memory are free, for batches of DataLoader workers and NCCL buffers;
+Docker's default is 64 MiB
+"""
 _MEMORY_BYTES = 2000 * _MB
 _CLOCK_S = 0.5
 _CLOCK_PPM = 500
-"""maximum rate in ppm at which time daemons adjust a clock"""
+"""maximum rate, in ppm, at which time daemons adjust a clock"""
 
 
 def check_disk(context: Context) -> Iterator[CheckResult]:

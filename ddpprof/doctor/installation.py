@@ -27,9 +27,9 @@ class Trained:
     """Result of a completed training script."""
 
     told: Mapping[str, Any]
-    """the line of JSON that the script printed"""
+    """the JSON line that the script printed"""
     run: Path
-    """run directory, if the training was recorded"""
+    """run directory, if ddpprof recorded the training"""
 
 
 def run_script(
@@ -97,9 +97,9 @@ def _shown(command: Sequence[str]) -> str:
 
 _WINDOW = ["--skip-first", "2", "--cost-steps", "4", "--warmup", "1", "--steps", "3"]
 _AFTER_WINDOW = 12
-"""number of the first step after recording has ended"""
+"""number of the first step after the recorded steps"""
 _PAUSE_SHARE = 10
-"""a pause may take at most 1/N of the process group's timeout, where N is this number"""
+"""the check passes if recording pauses training for at most 1/`_PAUSE_SHARE` of the process group's timeout"""
 
 
 def check_unchanged(context: Context) -> Iterator[CheckResult]:
@@ -163,7 +163,7 @@ def _judge_pause(traced: Trained) -> CheckResult:
 
 _OLDEST_PYTHON = (3, 11)
 _LOOKED_AT = {None, "torch", "tensorboard", "html", "cluster"}
-"""packages of these extras are checked if they are installed; packages that do not belong to an extra are required"""
+"""packages of these extras are checked only if they are installed; packages outside all extras are required"""
 _BOUND = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?\s*(?:(<|>=)\s*([0-9.]+))?")
 _OTHER_PROFILERS = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
 """environment variables that nsys and ncu set in the processes that they start"""

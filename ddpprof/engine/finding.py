@@ -14,7 +14,7 @@ from ddpprof.model.json_files import Measured, Outcome
 
 DEFAULT_CAP = "bucket_cap_mb=None"
 ACCUMULATED = 4
-"""number of backward passes per gradient reduction in the prediction of gradient accumulation"""
+"""the prediction of gradient accumulation assumes one gradient reduction per this many backward passes"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class NewBuckets:
     """The buckets that DDP builds with a given argument."""
 
     argument: str
-    """argument of DDP's constructor; empty if no buckets better than the recorded buckets were found"""
+    """argument of DDP's constructor; empty if no buckets were found that are better than the recorded buckets"""
     bucket_bytes: tuple[int, ...]
     """bucket sizes in launch order"""
     predicted: Predicted | None = None
     equal_mb: tuple[float, float] | None = None
-    """smallest and largest single cap that are equally good, if there are several"""
+    """smallest and largest single cap that give an equally good prediction, if there is more than one such cap"""
 
     @property
     def is_default(self) -> bool:
@@ -71,20 +71,22 @@ class Predictions:
     """Predicted effects of single changes; ``None`` if unknown, or if the run already has the change."""
 
     best_buckets: NewBuckets | None = None
-    """best buckets found"""
+    """the buckets with the largest predicted gain"""
     aligned_buckets: Predicted | None = None
-    """buckets of a compiled model that end where its graphs end: first 1 MiB, and then the current cap"""
+    """DDP buckets that match the graphs of a compiled model: one bucket of 1 MiB, then buckets with the current cap"""
     compression: Predicted | None = None
-    """gradients sent in half precision: fp16 or bf16, depending on the backend"""
+    """gradients are sent in half precision: fp16 or bf16, depending on the backend"""
     bucket_views: Predicted | None = None
     without_unused_search: Predicted | None = None
-    """no search for unused parameters, and buckets rebuilt in the order in which gradients become ready"""
+    """DDP does not search for unused parameters, and rebuilds its buckets in the order in which gradients
+    become ready
+    """
     no_sync: Predicted | None = None
-    """gradient reduction only in the last of several backward passes of a step"""
+    """in a step with several backward passes, only the last pass reduces gradients"""
     double_batch: Predicted | None = None
     """twice the batch size; the gain is the communication time saved per batch of the current size"""
     accumulation: Predicted | None = None
-    """gradient reduction in every `ACCUMULATED`-th backward pass; the gain is the time saved per backward pass"""
+    """only every `ACCUMULATED`-th backward pass reduces gradients; the gain is the time saved per backward pass"""
     double_link: Predicted | None = None
     """a network with twice the bandwidth"""
     without_straggler: Predicted | None = None
@@ -92,7 +94,7 @@ class Predictions:
 
 
 _RIGHT = 0.8
-"""minimum share of trials that must confirm a rule so that it may be recommended first"""
+"""a rule may be recommended as the first fix if at least this share of its trials confirmed it"""
 
 
 class Tried(NamedTuple):
@@ -101,7 +103,9 @@ class Tried(NamedTuple):
     num_cases: int
     num_confirmed: int
     widening: float = 1.0
-    """factor by which both sides of a predicted interval must grow to contain 95 % of measured gains; at least 1"""
+    """factor by which both sides of a predicted interval are widened, so that it contains 95 % of measured gains; at
+    least 1
+    """
 
 
 TRACK_RECORD: Mapping[str, Tried] = {
@@ -112,7 +116,9 @@ TRACK_RECORD: Mapping[str, Tried] = {
     "reduces-every-pass": Tried(5, 5),
     "trailing-communication": Tried(22, 22),
 }
-"""trials of each rule with a clear result, from `analyses/advice/results.json`; other rules have not been tried"""
+"""for each rule, its trials that had a clear result, from `analyses/advice/results.json`; rules that are missing have
+not been tried
+"""
 
 
 def calibrated(rule: str, predicted: Predicted) -> Predicted:
@@ -152,12 +158,13 @@ class ChangeKind(StrEnum):
     LOADER = "loader"
     """in the arguments of a ``DataLoader``"""
     COMPILATION = "compilation"
-    """in the way that torch.compile is applied to DDP: ``optimize_ddp`` or ``compile_order``, perhaps with arguments of
-    ``DistributedDataParallel``"""
+    """in the way in which torch.compile is applied to DDP: ``optimize_ddp`` or ``compile_order``, perhaps with
+    arguments of ``DistributedDataParallel``
+    """
     SWITCH = "switch"
     """by turning ``sync_batch_norm``, ``sparse_embeddings`` or ``detect_anomaly`` on or off in the script"""
     NO_SYNC = "no_sync"
-    """in the training loop: only the last of ``num_passes`` backward passes reduces gradients"""
+    """in the training loop: only the last of ``num_passes`` backward passes of a step reduces gradients"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +175,7 @@ class Change:
     values: Mapping[str, Value] = field(hash=False)
     """value of each argument, variable or hook, by name"""
     code: str
-    """code of the change, in the framework that creates the DDP module if there is one"""
+    """code of the change, in terms of the framework that creates the DDP module if there is one"""
     is_lossy: bool = False
     """True if the change alters what training computes, for example because it rounds gradients"""
 
@@ -231,7 +238,7 @@ _REPLAYED = (
     "better-buckets",
     "reduces-every-pass",
 )
-"""rules for changes with effects that only a replay of the steps can predict"""
+"""rules whose gain can only be predicted by replaying the steps"""
 
 
 _IN_VAIN = (Outcome.NO_DIFFERENCE, Outcome.SLOWER, Outcome.OTHER_RESULTS, Outcome.FAILED)
@@ -246,31 +253,35 @@ class Finding:
     evidence: Annotated[str, Number("measured numbers")]
     advice: Annotated[str, Number("what to change")]
     gain_ns: Annotated[int | None, Number("maximum gain per step")]
-    """maximum gain, in ns per step; ``None`` if the finding is about correctness, or if the gain is unknown"""
+    """largest possible gain, in ns per step; ``None`` if the finding is about correctness, or if the gain is unknown"""
     is_correctness: Annotated[bool, Number("whether the finding affects the correctness of training")] = False
     predicted: Annotated[Predicted | None, Part("predicted_")] = None
-    """predicted gain, if the recorded steps can be replayed with only this change; `gain_ns` is then its upper end"""
+    """predicted gain; only set if the recorded steps can be replayed with this change. `gain_ns` is then the upper end
+    of the predicted interval
+    """
     cause_ns: int | None = None
     """time per step that the problem costs; `find` limits the gain to this time, because no change can save more"""
     is_noise: Annotated[bool, Number("whether the finding may be due to chance")] = False
 
     is_worth_trying: Annotated[bool, Number("whether the gain is uncertain but may be large")] = False
-    """True if `is_noise`, but the predicted gain is large; its interval is wide, as the network is hardly known"""
+    """True if `is_noise`, but the predicted gain may be large: its interval is wide because little is known about the
+    network
+    """
 
     longer_recording: str | None = None
-    """options of ``ddpprof trace`` for a recording that is long enough to show whether the finding is noise"""
+    """options of ``ddpprof trace`` for a recording long enough to show whether the finding is due to chance"""
     comes_first: bool = False
-    """True if this must be fixed first, because training is broken or measurements are distorted"""
+    """True if this finding must be fixed before all others, because training is broken or measurements are distorted"""
     may_be_meant: bool = False
-    """True if the script may do this on purpose"""
+    """True if the script may cause this on purpose"""
     is_left_out_of_trials: bool = False
-    """True if `ddpprof try` cannot measure the gain, because trials do not save files"""
+    """True if `ddpprof try` cannot measure the gain because the gain is about saving files, which trials do not do"""
     is_in_few_steps: bool = False
-    """True if the time is spent in a few long steps; `ddpprof try` then compares means over many steps"""
+    """True if the problem costs time in only a few, long steps; `ddpprof try` then compares means over many steps"""
     subject: Mapping[str, int | str] = field(default_factory=dict, hash=False)
-    """subject of the finding: a ``rank``, ``bucket``, ``parameter``, ``module``, ``step``, ``host`` or ``line``"""
+    """what the finding is about: a ``rank``, ``bucket``, ``parameter``, ``module``, ``step``, ``host`` or ``line``"""
     numbers: Mapping[str, int | float] = field(default_factory=dict, hash=False)
-    """numbers in title and evidence, by name including the unit, such as ``trailing_ns``"""
+    """numbers that occur in title and evidence; each name includes the unit, such as ``trailing_ns``"""
     measured: Measured | None = None
     """gain of the change as measured by `ddpprof try`; ``None`` if it has not been tried"""
     change: Change | None = None

@@ -20,9 +20,11 @@ _ACCELERATE = frozenset(
         "static_graph",
     )
 )
-"""options of ``DistributedDataParallelKwargs`` in Accelerate"""
+"""arguments of DDP that Accelerate's ``DistributedDataParallelKwargs`` accepts"""
 _TRANSFORMERS = frozenset(("broadcast_buffers", "bucket_cap_mb", "find_unused_parameters", "static_graph"))
-"""options that ``TrainingArguments`` has with the prefix ``ddp_``; older versions have no ``ddp_static_graph``"""
+"""arguments of DDP that ``TrainingArguments`` accepts with the prefix ``ddp_``; older versions have no
+``ddp_static_graph``
+"""
 _TITLES = {"transformers": "transformers' Trainer", "accelerate": "Accelerate"}
 
 

@@ -38,7 +38,7 @@ class Number:
     meaning: str
     clock: Clock | None = None
     metric: str = ""
-    """name of the metric for comparing runs; empty if the number is not compared"""
+    """name of the number in comparisons of runs; empty if runs are not compared by this number"""
     column: str = ""
     """column name, if it differs from the field name"""
 
@@ -48,9 +48,9 @@ class Part:
     """Declares a field that contains another dataclass. Its numbers are included in the enclosing dataclass."""
 
     prefix: str = ""
-    """prefix of the column names"""
+    """prefix of the column names of the included numbers"""
     of: str = ""
-    """text appended to the meanings, such as ``"in the whole trace"``"""
+    """text appended to the meanings of the included numbers, such as ``"in the whole trace"``"""
     clock: Clock | None = None
 
 
@@ -61,7 +61,7 @@ class Declared:
     number: Number
     path: tuple[str, ...]
     kind: type
-    """int, float, str or bool; every number may also be ``None`` if unknown"""
+    """type of the number: int, float, str or bool; the value may also be ``None`` if unknown"""
     column: str
     meaning: str
 

@@ -32,10 +32,10 @@ Chapter = Literal[
     "ending", "job", "notes", "times", "step", "devices", "buckets", "collectives", "ranks", "slowdown", "whole-run",
     "cost", "recording", "findings",
 ]  # fmt: skip
-"""chapters of the report, in order. Topics add sections to them. The first three chapters are about the job"""
+"""chapters of the report, in order; topics add sections to the chapters. The first three chapters are about the job"""
 
 _WORTH_SAYING = 0.01
-"""minimum gain of a finding, as a fraction of the step"""
+"""a finding is reported if its gain is at least this fraction of the step"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class View:
     world_size: int | None
     step_ns: int | None
     step_noise_ns: int | None = None
-    """half of the 95 % interval of `step_ns`, in ns; ``None`` if there are too few steps for an interval"""
+    """half the width of the 95 % interval of `step_ns`, in ns; ``None`` if there are too few steps for an interval"""
     backend: str | None = None
     modules: tuple[DdpModule, ...] = ()
     comm_ns: int | None = None
@@ -63,42 +63,44 @@ class View:
     launch_bound_ns: int | None = None
     """time that the accelerator is idle because the host launches kernels too late; excludes `host_read_ns`"""
     host_read_ns: int | None = None
-    """time that the accelerator is idle because the host waited for one of its results before launching more work"""
+    """time that the accelerator is idle because the host waited for a result from it before launching more work"""
     optimizer_ns: int | None = None
     """time of optimizer steps that is not hidden behind other computation"""
     num_micro_steps: int = 1
-    """number of batches that are accumulated in a step"""
+    """number of batches whose gradients are accumulated in a step"""
     trains_beside_ddp: bool = False
-    """whether optimizers update parameters whose gradients DDP does not average; the script may average them"""
+    """whether optimizers update parameters whose gradients DDP does not average; the script itself may average these
+    gradients
+    """
     joins: bool = False
-    """whether ranks may have different numbers of batches, as in DDP's ``join()``"""
+    """whether ranks may have different numbers of batches, as with DDP's ``join()``"""
     group_size: int | None = None
-    """number of ranks that average their gradients together; the minimum over all ranks"""
+    """number of ranks with which a rank averages its gradients, including itself; the minimum over all ranks"""
     device: str | None = None
     """device type, such as ``"cpu"`` or ``"cuda"``"""
     is_compiled: bool = False
     """whether the model is compiled by torch.compile, which splits its graph at bucket boundaries"""
     has_cuda: bool = True
-    """``False`` if the job uses an accelerator other than CUDA or HIP"""
+    """``False`` if the job uses an accelerator that does not support CUDA or HIP"""
     takes_cap_lists: bool = True
-    """whether a list of caps can be passed to DDP and has the desired effect"""
+    """whether DDP accepts a list of caps, and the list takes effect"""
     could_take_cap_lists: bool = True
-    """whether a list of caps can be passed to DDP, even if torch.compile ignores it"""
+    """whether DDP accepts a list of caps, even if torch.compile makes it ineffective"""
     framework: str | None = None
     """framework that creates the DDP module; ``None`` if the script creates it"""
     cores_per_rank: float | None = None
-    """number of cores per rank on the host with the fewest cores per rank"""
+    """number of CPU cores per rank, on the host where it is lowest"""
     num_threads: int | None = None
-    """number of CPU threads with which a rank computes; the maximum over all ranks"""
+    """number of CPU threads that a rank uses for computation; the maximum over all ranks"""
     records: Mapping[int, Record] = field(default_factory=dict)
-    """record of each rank, except its steps"""
+    """record of each rank, without the recorded steps"""
     link_bits_per_s: int | None = None
     """speed of the link between hosts, if given by the user"""
     whole_run: WholeRun | None = None
     tried: tuple[TriedChange, ...] = ()
     predictions: Predictions = field(default_factory=Predictions)
     shown: Mapping[str, Any] = field(default_factory=dict)
-    """results of each topic for the run, by topic name; see `__getitem__`"""
+    """topic name → results of the topic for the run; see `__getitem__`"""
 
     def __getitem__(self, topic: Topic[Any, _OfRun]) -> _OfRun | None:
         """Return the results of a topic; ``None`` if the topic has none or comes later in the list of topics."""
@@ -163,11 +165,11 @@ class TableSchema(Generic[_OfRun]):
     """One table of `Report.tables`, with a column for each declared number of its rows."""
 
     name: str
-    """name of the attribute of `Tables`, and of the Parquet file"""
+    """name of the attribute of `Tables` with this table, and of the Parquet file"""
     description: str
     row: type
     rows: Callable[[_OfRun, ReportView], Iterable[Any]]
-    """returns the rows, given the results of the topic"""
+    """function that returns the table's rows from the results of the topic"""
 
     @property
     def columns(self) -> tuple[Declared, ...]:
@@ -181,7 +183,7 @@ class FileMeasures(Generic[_OfRun]):
     measured: _OfRun
     backend: str | None
     steps_ns: Mapping[int, int]
-    """duration of each step, by number"""
+    """step number → duration of the step"""
     missing: tuple[str, ...]
 
 
@@ -195,28 +197,30 @@ class Topic(Generic[_OfRank, _OfRun]):
     """
 
     name: str
-    """name of the topic, and of the field of `Report` with its results, if there is such a field"""
+    """name of the topic; also the name of the field of `Report` with the topic's results, if there is such a field"""
     rules: tuple[Callable[[_OfRun, View], Iterator[Finding]], ...] = ()
     sections: Mapping[Chapter, Callable[[_OfRun, ReportView], Iterable[Section]]] = field(default_factory=dict)
     tables: tuple[TableSchema[_OfRun], ...] = ()
     advice: Mapping[str, str] = field(default_factory=dict)
-    """advice that replaces the advice of other topics' rules, by rule"""
+    """rule of another topic → advice that replaces the rule's advice"""
     of_rank: Callable[[Rank, Sequence[int], Sequence[DdpModule]], _OfRank | None] | None = None
-    """measures the steps with these indices on one rank, given the modules of the job; returns ``None`` if there is
-    nothing to measure
+    """function that measures the steps with the given indices on one rank, given the DDP modules of the job; it returns
+    ``None`` if there is nothing to measure
     """
     of_ranks: Callable[[Sequence[_OfRank]], _OfRun | None] | None = None
-    """combines the results of `of_rank` of one or more ranks; ``None`` if `report/build.py` does so"""
+    """function that combines the results of `of_rank` for one or more ranks; ``None`` if `report/build.py` combines
+    them
+    """
     rank_type: Any = None
     """type of the result of `of_rank`; required unless the result is ``None``"""
     run_type: Any = None
-    """type of its results, such as ``tuple[Row, ...]``; only needed for topics of other packages"""
+    """type of the topic's results for a run, such as ``tuple[Row, ...]``; only needed for topics of other packages"""
     of_run: Callable[[View], _OfRun | None] | None = None
-    """derives the results from the view, which contains the results of earlier topics"""
+    """function that derives the results from the view, which contains the results of earlier topics"""
     file: str | None = None
-    """type of the other tool's file from which it measures, if any"""
+    """name of a file type of another tool, if the topic measures such files"""
     of_file: Callable[[OtherFile], FileMeasures[_OfRun] | None] | None = None
-    """measures a file; returns ``None`` if the file belongs to another topic"""
+    """function that measures a file of another tool; it returns ``None`` if another topic measures this file"""
 
 
 GROUP = "ddpprof.topics"
@@ -275,7 +279,7 @@ def versions() -> tuple[str, ...]:
 
 
 _UNITS = {"_ns": (" ms", ms), "_bytes": (" MB", megabytes)}
-"""for each suffix of a column name: suffix of the heading, and function that formats the values"""
+"""suffix of a column name → suffix of the column's heading, and function that formats the column's values"""
 
 
 def number_table(title: str, rows: Sequence[Any]) -> Table:
@@ -313,11 +317,11 @@ def _cell(one: Declared, value: Any) -> str:
 
 
 _NOISE_OF_MEASURED = 0.015
-"""fraction of the step; smaller measured gains may be due to chance"""
+"""a gain measured by `ddpprof try` may be due to chance if it is smaller than this fraction of the step"""
 _LARGE = 0.05
-"""fraction of the step; uncertain gains of at least this size are worth trying"""
+"""an uncertain gain is worth trying if it may be at least this fraction of the step"""
 _ROUNDS_TO_NOTHING_NS = 5_000
-"""gains smaller than this are shown as 0.00 ms"""
+"""gains smaller than this are rounded to 0.00 ms in the report"""
 
 
 def find(view: View, topics: Iterable[Topic[Any, Any]]) -> tuple[Finding, ...]:

@@ -46,7 +46,9 @@ from ddpprof.rundir import read_world_size
 from ddpprof.topics.failure import is_of_a_lost_peer
 
 _COST_STEPS = 6
-"""number of steps in a profile; every second step records when gradients and buckets are ready"""
+"""number of unprofiled steps in a profile; in every second of them, ddpprof records when gradients and buckets are
+ready
+"""
 _PROFILED_STEPS = 2
 _ALONE_STEPS = 4
 
@@ -178,7 +180,7 @@ def conduct(
 
 _MUCH_LONGER = 10
 _LEAST_LIMIT_S = 300.0
-"""minimum time limit of a trial, seconds"""
+"""shortest time limit of a trial, in seconds"""
 
 
 def still_needed(experiment: Experiment, trials: Iterable[Trial], failed: Collection[int]) -> list[Trial]:
@@ -361,19 +363,21 @@ _COMPILED: Mapping[str, str] = {
 
 
 _OF_A_RANK = re.compile(r"^\[(?:rank|default)\d+\]:\s?")
-"""prefix that torch or torchrun adds to the lines of a rank"""
+"""pattern for the prefix that PyTorch or torchrun adds to the output lines of a rank"""
 _OF_TORCHRUN = re.compile(r"[WEIF]\d{4} [\d:.]+ .*torch/distributed/|=+$|\*+$|-+$|Setting OMP_NUM_THREADS environment")
-"""torchrun's log, separator lines, and messages about threads"""
+"""pattern for lines of torchrun: its log, separator lines, and messages about threads"""
 _ENDED = re.compile(r" failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
-"""torchrun's log about the rank that failed first"""
+"""pattern for the line in torchrun's log about the rank that failed first"""
 _ITS_TRACEBACK = re.compile(
     r"^Traceback \(most recent call last\):\n(?:[ \t][^\n]*\n)+"
     r"torch\.distributed\.elastic\.multiprocessing\.errors\.ChildFailedError:.*",
     re.MULTILINE | re.DOTALL,
 )
-"""torchrun's traceback and its table of failed ranks, which do not contain the reason"""
+"""pattern for torchrun's own traceback and its table of failed ranks, which do not contain the reason for the
+failure
+"""
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Iteration|Warning)\b(?::|$)|[\w.-]+: error: ")
-"""last line of a traceback, or an error of `argparse`"""
+"""pattern for the last line of a traceback, or for an error message of `argparse`"""
 
 
 def last_error(output: str) -> str:

@@ -21,7 +21,7 @@ from ddpprof.statistics.paired_ratio import Pair, Ratio, paired_ratio
 from ddpprof.version import __version__
 
 WITH, WITHOUT = 0, 1
-"""indices of the experiment's variants"""
+"""indices of the variants with and without DDP in the experiment"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class RoundTimes:
     with_ns: float
     without_ns: float
     ratio: float
-    """step with DDP / step without DDP, median over the pairs of blocks"""
+    """step time with DDP divided by step time without DDP, as the median over the pairs of blocks"""
     num_pairs: int
 
 
@@ -46,17 +46,21 @@ class OverheadReport:
     with_ns: float
     without_ns: float
     ratio: Ratio
-    """step with DDP / step without DDP"""
+    """step time with DDP divided by step time without DDP"""
     rounds: tuple[RoundTimes, ...]
     wrapper: WrapperParts | None
-    """DDP's own work; on an accelerator, it may be hidden completely behind work of the device"""
+    """DDP's own work on the training thread; on an accelerator, this work may be hidden completely behind the device's
+    work
+    """
     parts: StepParts | None
     """parts of the step with DDP"""
     missing: tuple[str, ...]
     transfer_ns: float | None = None
-    """communication time per step, hidden or exposed, without waiting for other ranks; ``None`` if not profiled"""
+    """communication time per step, hidden or exposed, without waiting for other ranks; ``None`` if no steps were
+    profiled
+    """
     num_samples: int | None = None
-    """number of samples per step, over all ranks, if one DataLoader feeds the training"""
+    """number of samples per step on all ranks together; only known if a single DataLoader feeds the training"""
 
     @property
     def least_ns(self) -> float | None:

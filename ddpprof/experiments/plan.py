@@ -59,13 +59,15 @@ class Variant:
 
     nproc: int
     label: str = ""
-    """difference from the unchanged job, such as ``--batch-size=64``, without the number of processes and secrets"""
+    """how the variant differs from the unchanged job, such as ``--batch-size=64``; does not contain the number of
+    processes or secrets
+    """
     size: float | None = None
     """value of the first varied setting, if it is a number above 0"""
     is_share: bool = False
-    """True if `size` is each process's share of a total"""
+    """True if `size` is the share of one process, so that the total is `size` times the number of processes"""
     is_work: bool = False
-    """True if `size` is an amount of work, such as a batch size, so that rates are meaningful"""
+    """True if `size` is an amount of work, such as a batch size, so that work per second is meaningful"""
     varied: str = ""
     """name of the first varied setting"""
     configuration: str = ""
@@ -73,24 +75,26 @@ class Variant:
     words: tuple[str, ...] = ()
     """arguments to append to the script's own arguments"""
     places: Mapping[str, str] = field(default_factory=dict)
-    """replacements of ``{name}`` in the command"""
+    """name → text that replaces ``{name}`` in the command"""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """environment variables"""
+    """environment variables to set for the job"""
     ddp: Mapping[str, Any] = field(default_factory=dict)
-    """arguments of DDP's constructor"""
+    """arguments of DDP's constructor that replace the script's arguments"""
     without_ddp: bool = False
     profiled_steps: int = 0
-    """number of profiled steps"""
+    """number of steps to profile"""
     ddp_blocks: int = 0
-    """number of pairs of blocks, with and without DDP; each block has `Experiment.timed_steps` steps"""
+    """number of pairs of blocks: one block with DDP, and one without DDP. Each block has
+    `Experiment.timed_steps` steps
+    """
     any_number: bool = False
-    """True if no number of processes was requested, so that the job may start any number"""
+    """True if the user gave no number of processes, so that the job may start any number of processes"""
     comm_hook: str | None = None
-    """name of a hook in torch's ``default_hooks``"""
+    """name of a comm hook in PyTorch's ``default_hooks``"""
     loader: Mapping[str, Any] = field(default_factory=dict)
-    """arguments of every DataLoader's constructor"""
+    """arguments of every DataLoader's constructor that replace the script's arguments"""
     passes_per_reduction: int = 0
-    """if not 0, only the last of this many backward passes of a step reduces gradients"""
+    """if not 0, number of backward passes per step, of which only the last reduces gradients"""
     optimize_ddp: str | None = None
     """value of ``torch._dynamo.config.optimize_ddp``"""
     compile_order: str | None = None
@@ -98,7 +102,7 @@ class Variant:
     switches: Mapping[str, bool] = field(default_factory=dict)
     """``sync_batch_norm: False``, ``sparse_embeddings: True`` or ``detect_anomaly: False``"""
     command: tuple[str, ...] = ()
-    """command of this variant, used instead of the experiment's command"""
+    """command that this variant runs instead of the experiment's command"""
 
     def compiled(self, name: str, value: str) -> Variant:
         """Return the variant with a different ``optimize_ddp`` or ``compile_order``."""
@@ -131,26 +135,28 @@ class Experiment:
     is_wrapped: bool
     variants: tuple[Variant, ...]
     rounds: int
-    """number of rounds to run, or the maximum number if `enough_rounds` is set"""
+    """number of rounds to run; if `enough_rounds` is set, the maximum number"""
     skip_first: int
     timed_steps: int
-    """number of timed steps of each trial, or of each block"""
+    """number of timed steps in each trial or, if the trial has blocks, in each block"""
     enough_rounds: int | None = None
-    """for `ddpprof try`: it stops after this number of rounds if every change has a verdict"""
+    """for `ddpprof try`: the experiment stops after this number of rounds if every change then has a verdict"""
     num_looks: int = 2
-    """for `ddpprof try`: number of times that verdicts are computed: after `enough_rounds`, after all rounds, and
-    whenever rounds are added; the 5 % error probability is divided equally among them
+    """for `ddpprof try`: how often verdicts are computed: after `enough_rounds`, after all rounds, and whenever rounds
+    are added. The error probability of 5 % is divided equally among these computations
     """
     most_variants: int = 0
-    """for `ddpprof tune`, the maximum number of variants to choose"""
+    """for `ddpprof tune`: the maximum number of variants to choose"""
     allow_lossy: bool = False
-    """for `ddpprof tune`, whether to try hooks that round gradients"""
+    """for `ddpprof tune`: whether to try comm hooks that round gradients"""
     uses_means: bool = False
-    """for `ddpprof try`: whether the mean step represents a trial, not the median step, to include long steps"""
+    """for `ddpprof try`: whether trials are compared by their mean step instead of their median step, so that long
+    steps count
+    """
     torchrun: tuple[str, ...] | None = None
-    """options of torchrun, if the ranks are not simply started with `Variant.nproc`"""
+    """options for torchrun; ``None`` if torchrun only needs the number of processes in `Variant.nproc`"""
     is_whole: bool = True
-    """False if the command contains secrets; these are not stored, so the user must give the command again"""
+    """False if the command contains secrets; secrets are not stored, so the user must give the command again"""
 
     @property
     def num_trials(self) -> int:
@@ -182,7 +188,7 @@ class TrialEnd:
     exit_code: int
     seconds: float
     problem: str | None
-    """reason why the trial has no times"""
+    """why the trial has no step times; ``None`` if it has"""
 
 
 def is_experiment(directory: Location) -> bool:

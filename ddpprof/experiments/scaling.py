@@ -50,16 +50,16 @@ class LostTime:
     """
 
     wrapper_ns: float
-    """DDP's own work"""
+    """DDP's own work on the training thread"""
     transfer_ns: float
-    """exposed communication"""
+    """exposed communication, without waiting for other ranks"""
     waiting_ns: float
-    """waiting for other ranks (skew)"""
+    """time spent waiting for other ranks (skew)"""
     slowdown_ns: float
     """slowdown of computation by concurrent communication; 0 if unknown"""
     data_ns: float
     compute_ns: float
-    """slowdown of computation for other reasons: shared cores and memory, smaller batches"""
+    """slowdown of computation for other reasons: ranks share cores and memory, or batches are smaller"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,13 @@ class ScalePoint:
     speedup: Ratio
     """work per second, relative to one process without DDP"""
     lost: LostTime | None
-    """``None`` without profiled steps"""
+    """lost time by cause; ``None`` if no steps were profiled"""
     transfer_ns: float | None = None
-    """communication time per step, hidden or exposed, without waiting; ``None`` without profiled steps"""
+    """communication time per step, hidden or exposed, without waiting for other ranks; ``None`` if no steps were
+    profiled
+    """
     samples_per_s: float | None = None
-    """samples per second over all processes; ``None`` if the batch size is unknown"""
+    """samples per second in all processes together; ``None`` if the batch size is unknown"""
 
     @property
     def efficiency(self) -> float:
@@ -101,7 +103,7 @@ class ScalingReport:
     ddpprof: str
     command: tuple[str, ...]
     job: Job
-    """the job with the largest number of processes"""
+    """the job, as run with the largest number of processes"""
     points: tuple[ScalePoint, ...]
     missing: tuple[str, ...]
 

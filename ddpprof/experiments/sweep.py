@@ -23,12 +23,14 @@ class SweepPoint:
     configuration: str
     nproc: int
     size: float | None
-    """work of all processes, such as the total batch size; ``None`` if the varied setting is not an amount of work"""
+    """work per step in all processes together, such as the total batch size; ``None`` if the varied setting is not an
+    amount of work
+    """
     step_ns: float
     rounds_ns: tuple[float, ...]
-    """median step of each round, ns"""
+    """median step time in each round"""
     ratio: Ratio | None = None
-    """step / step of the first variant in the same rounds; ``None`` for the first variant"""
+    """step time divided by the step time of the first variant in the same rounds; ``None`` for the first variant"""
 
     @property
     def per_second(self) -> float | None:
@@ -43,7 +45,7 @@ class SweepCurve:
     configuration: str
     points: tuple[SweepPoint, ...]
     model: SizeModel | None
-    """``None`` for fewer than three sizes"""
+    """step time as a function of the size; ``None`` if there are fewer than three sizes"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class SweepCrossover:
     """The size above which the second configuration is faster."""
 
     below: str
-    """configuration that is faster at smaller sizes"""
+    """name of the configuration that is faster at smaller sizes; `above` is the one that is faster at larger sizes"""
     above: str
     crossover: Crossover
     is_measured: bool
@@ -64,12 +66,12 @@ class SweepReport:
     ddpprof: str
     command: tuple[str, ...]
     job: Job | None
-    """``None`` for times measured by another tool"""
+    """``None`` if the times were measured by another tool"""
     varied: str
     """name of the varied setting"""
     points: tuple[SweepPoint, ...]
     curves: tuple[SweepCurve, ...]
-    """curves of the configurations with known sizes"""
+    """one curve for each configuration whose sizes are known"""
     crossovers: tuple[SweepCrossover, ...]
     missing: tuple[str, ...]
 

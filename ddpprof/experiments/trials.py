@@ -23,7 +23,7 @@ from ddpprof.report import Job, RankReport, Report
 from ddpprof.report.build import build_report
 
 EXPERIMENT_REPORT_FORMAT = 1
-"""version of the JSON of `overhead`, `scale` and `sweep`"""
+"""version of the JSON documents of `overhead`, `scale` and `sweep`"""
 
 Steps = tuple[float, ...]
 """step times in ns, in order"""
@@ -36,12 +36,12 @@ class StepParts:
     wrapper_ns: float
     """DDP's own work on the training thread; 0 on an accelerator, where the host works in parallel"""
     transfer_ns: float
-    """exposed communication without waiting"""
+    """exposed communication, without the time spent waiting for other ranks"""
     waiting_ns: float
-    """exposed communication spent waiting for another rank"""
+    """exposed communication in which a rank waits for another rank"""
     data_ns: float
     compute_ns: float
-    """all other time: computation, and the host's time to launch it"""
+    """all other time: computation, and the time in which the host launches it"""
 
     @property
     def step_ns(self) -> float:
@@ -67,21 +67,23 @@ _Parts = TypeVar("_Parts", StepParts, WrapperParts)
 class TrialResult:
     trial: Trial
     blocks_ns: tuple[Steps, ...] = ()
-    """times of the timed steps, in several blocks if these alternate with blocks without DDP"""
+    """step times of the timed steps; several blocks if blocks with DDP alternate with blocks without DDP, else one"""
     without_ddp_ns: tuple[Steps, ...] = ()
     num_steps: int | None = None
     """number of timed steps; on an accelerator, `blocks_ns` has only one value per block"""
     problem: str | None = None
-    """reason why there are no times"""
+    """why there are no step times; ``None`` if there are"""
     job: Job | None = None
     parts: StepParts | None = None
     wrapper: WrapperParts | None = None
     slowdown_ns: float | None = None
-    """computation time lost to concurrent communication per step, if known"""
+    """computation time lost to concurrent communication, in ns per step, if known"""
     transfer_ns: float | None = None
-    """communication time per step, hidden or exposed, without waiting for other ranks; ``None`` if not profiled"""
+    """communication time per step, hidden or exposed, without waiting for other ranks; ``None`` if no steps were
+    profiled
+    """
     num_samples: int | None = None
-    """number of samples per step, over all ranks, if one DataLoader feeds the training"""
+    """number of samples per step on all ranks together; only known if a single DataLoader feeds the training"""
 
 
 def read_trial(directory: Location, trial: Trial) -> TrialResult | None:
@@ -256,12 +258,16 @@ Losses = Mapping[int, Sequence[Sequence[float]]]
 """rank → step → loss of each backward pass"""
 
 _ROUNDING = 2.0**-20
-"""tolerance per step: 16 times the rounding error of single precision, because many gradients are summed"""
+"""relative difference of losses that is tolerated per step: 16 times the rounding error of single precision, because
+many gradients are summed
+"""
 _OWN_FACTOR = 3
-"""factor that multiplies the difference between starts of the same job, because there are only a few starts"""
+"""differences between starts of the same job are multiplied by this factor, because a few starts do not show the
+largest difference
+"""
 _CHANCE = 1e-4
-"""maximum difference between starts for a comparison; rounding in a few steps cannot cause a larger difference, so no
-seed is set, or half-precision values are added in varying order
+"""losses are compared only if starts of the same job differ by at most this. Rounding in a few steps cannot cause a
+larger difference, so no seed is set, or half-precision values are added in varying order
 """
 
 
@@ -269,7 +275,7 @@ class Match(StrEnum):
     """Result of comparing the losses of two training runs."""
 
     EXACT = "exact"
-    """bitwise identical"""
+    """all losses are bitwise identical"""
     ROUNDING = "rounding"
     CHANGED = "changed"
     UNKNOWN = "unknown"
@@ -281,18 +287,18 @@ class LossMatch:
 
     match: Match
     num_steps: int
-    """number of steps compared"""
+    """number of steps whose losses were compared"""
     difference: float | None
     own: float | None
-    """``None`` with fewer than two starts"""
+    """difference between starts of the unchanged job; ``None`` with fewer than two starts"""
     tolerance: float | None
-    """tolerance at the last compared step"""
+    """tolerated difference at the last compared step"""
 
 
 _OF_BUCKETS = ("bucket_cap_mb", "bucket_cap_mb_list", "find_unused_parameters", "static_graph")
-"""arguments of DDP that change the assignment of gradients to buckets"""
+"""arguments of DDP that change which bucket a gradient is in"""
 _ORDER_OF_TWO = 2
-"""maximum number of ranks for which a sum does not depend on the order of additions"""
+"""with at most this number of ranks, a sum does not depend on the order of additions"""
 
 
 def keeps_order(arguments: Iterable[str], world_size: int | None) -> bool:

@@ -56,7 +56,7 @@ NOW = 0
 """index of the variant without changes"""
 _MOST_MORE_ROUNDS = 50
 _NOTICEABLE = 0.01
-"""minimum gain that counts as a difference, as a share of the step"""
+"""smaller gains, as a share of the step, do not count as a difference"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +64,22 @@ class Promise:
     """One change to try, and the gain that its finding predicts."""
 
     label: str
-    """short name of the change, such as ``bucket_cap_mb=1``, or the other script"""
+    """short name of the change, such as ``bucket_cap_mb=1``, or name of the other script"""
     code: str
-    """the change as code; empty if the change cannot be written as code"""
+    """the change as Python code; empty if the change cannot be written as code"""
     number: int | None = None
-    """number of the finding in the report; ``None`` for another script given by the user"""
+    """number of the finding in the report; ``None`` if the user gave another script instead of a finding"""
     rule: str = ""
     title: str = ""
     gain_ns: int | None = None
-    """expected gain, ns per step; if `predicted` is ``None``, an upper bound"""
+    """expected gain, in ns per step; if `predicted` is ``None``, the largest possible gain"""
     predicted: Predicted | None = None
-    """predicted gain with its interval"""
+    """predicted gain with its interval, if the gain could be predicted"""
     is_lossy: bool = False
     keeps_order: bool = True
-    """True if gradients are added in the same order and losses should be bitwise identical"""
+    """True if the change keeps the order in which gradients are added, so that losses should be bitwise identical"""
     keeps_batches: bool = True
-    """False if the batches may differ, for example because of random augmentation in other workers"""
+    """False if the change may alter the batches, for example because other workers draw the random augmentations"""
 
     @property
     def least_ns(self) -> int:
@@ -92,7 +92,7 @@ class TryPlan:
     """The changes to try: one for each variant of the experiment after the first, which is the unchanged job."""
 
     run: str
-    """path of the run with the findings that recommend the changes"""
+    """path of the run whose findings recommend the changes"""
     promises: tuple[Promise, ...]
 
 
@@ -103,13 +103,13 @@ class TriedPromise:
     promise: Promise
     outcome: Outcome
     step_ns: float | None
-    """median step over rounds"""
+    """median over rounds of the step time with the change"""
     measured: Measured | None
     ratio: Ratio | None
-    """step / step of the unchanged job"""
+    """step time divided by the step time of the unchanged job"""
     losses: LossMatch | None
     more_rounds: int | None = None
-    """estimated number of further rounds needed for a verdict, if there is no verdict yet"""
+    """if there is no verdict yet: estimated number of further rounds that a verdict needs"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +120,12 @@ class TryReport:
     job: Job | None
     run: str
     step_ns: float | None
-    """median step of the unchanged job over rounds"""
+    """median over rounds of the step time of the unchanged job"""
     rounds: int
     tried: tuple[TriedPromise, ...]
     missing: tuple[str, ...]
     uses_means: bool = False
-    """True if `step_ns` and the gains are computed from mean steps, to include long steps"""
+    """True if `step_ns` and the gains are based on mean instead of median steps, so that long steps count"""
 
 
 def promise_of(number: int, finding: Finding, change: Change, world_size: int | None) -> Promise:
@@ -160,7 +160,7 @@ def _promise(label: str, number: int, finding: Finding) -> Promise:
 
 
 _CHANGES_ORDER = (ChangeKind.NO_SYNC, ChangeKind.COMPILATION, ChangeKind.ENVIRONMENT, ChangeKind.SWITCH)
-"""kinds of changes that change the order in which gradients or results are added"""
+"""kinds of changes that may alter the order in which gradients or other values are added"""
 
 
 def _label(change: Change) -> str:

@@ -111,7 +111,8 @@ def _without_search(module: DdpModule, job: Job) -> Mapping[str, bool]:
 NOW = 0
 """index of the variant without changes"""
 _AS_GOOD = 1.01
-"""of all settings with a step time within this factor of the fastest, the setting with the shortest code is recommended
+"""among all settings whose step time is at most this many times the shortest, the setting with the shortest code is
+recommended
 """
 
 
@@ -121,11 +122,11 @@ class TuningPlan:
 
     candidates: tuple[Candidate, ...]
     untried: tuple[Candidate, ...]
-    """other settings that were considered"""
+    """settings that were considered but not chosen"""
     promises: bool
-    """True if a gain is predicted"""
+    """True if any setting is predicted to be faster"""
     unpredicted: str | None
-    """reason why there is no prediction"""
+    """why there is no prediction; ``None`` if there is one"""
     profile_steps: int
     trial_steps: int
 
@@ -134,11 +135,11 @@ class Fate(StrEnum):
     """Status of a setting in the experiment."""
 
     TRIED = "tried"
-    """run in all rounds so far"""
+    """the setting was run in all rounds so far"""
     LOSING = "losing"
-    """stopped because it was clearly slower in at least two starts"""
+    """the setting is no longer run, because it was clearly slower in at least two starts"""
     REFUSED = "refused"
-    """stopped because it changes the losses"""
+    """the setting is no longer run, because it changes the losses"""
     FAILED = "failed"
 
 
@@ -148,19 +149,21 @@ class TriedSetting:
 
     label: str
     code: str
-    """the setting as code in the script"""
+    """the setting as Python code for the script"""
     is_lossy: bool
     forecast: Forecast | None
     num_buckets: int | None
     """predicted number of buckets"""
     step_ns: float | None
-    """median step over rounds"""
+    """median over rounds of the step time"""
     rounds_ns: tuple[float, ...]
-    """median step of each round, ns"""
+    """median step time in each round"""
     ratio: Ratio | None
-    """step / step of the unchanged job in common rounds, with simultaneous 95 % intervals"""
+    """step time divided by that of the unchanged job in the rounds that both ran; the 95 % intervals of all settings
+    hold simultaneously
+    """
     losses: LossMatch | None
-    """``None`` for the unchanged job"""
+    """comparison with the losses of the unchanged job; ``None`` for the unchanged job itself"""
     fate: Fate
 
 
@@ -174,23 +177,27 @@ class TuneReport:
     """the unchanged job"""
     tried: tuple[TriedSetting, ...]
     best: int | None
-    """index in `tried` of the recommended setting, if one is significantly faster than the unchanged job"""
+    """index in `tried` of the recommended setting; ``None`` if no setting is significantly faster than the unchanged
+    job
+    """
     rounds: int
     promises: bool
-    """True if a gain was predicted"""
+    """True if any setting was predicted to be faster"""
     unpredicted: str | None
-    """reason why there is no prediction"""
+    """why there is no prediction; ``None`` if there is one"""
     untried: tuple[Candidate, ...]
-    """other settings that were considered"""
+    """settings that were considered but not tried"""
     num_distinct: int
-    """number of settings that have different effects in DDP, including the unchanged job"""
+    """number of settings with different effects in DDP, including the unchanged job"""
     num_steps: int
-    """number of steps trained, including the steps of the profile"""
+    """number of training steps that were run, including the steps of the profile"""
     exhaustive_steps: int
-    """number of steps needed to run all `num_distinct` settings in all rounds"""
+    """number of training steps that would be needed to run all `num_distinct` settings in all rounds"""
     missing: tuple[str, ...]
     start_ratio: float | None = None
-    """maximum over settings of (slowest start / fastest start); ``None`` if no setting ran twice"""
+    """for each setting, time of its slowest start divided by time of its fastest start; the maximum over settings.
+    ``None`` if no setting was started twice
+    """
 
 
 @dataclass(frozen=True)
@@ -204,7 +211,7 @@ class Tuning:
     losses: Mapping[Trial, Losses]
     profile_losses: Losses
     profile_ns: Steps
-    """unprofiled steps of the profile, which also count as steps of the unchanged job"""
+    """step times of the unprofiled steps in the profile; they also count as steps of the unchanged job"""
 
     def result(self, trial: Trial) -> TrialResult:
         return next(result for result in self.results if result.trial == trial)

@@ -44,14 +44,14 @@ DDP_ARGUMENTS = (
     "skip_all_reduce_unused_params",
     "static_graph",
 )
-"""arguments of DDP that can be given as text; a test compares this list with the installed torch"""
+"""arguments of DDP whose values can be given as text; a test compares this list with the installed PyTorch"""
 
 
 COMPILATIONS: Mapping[str, Sequence[str]] = {
     "compile_order": (CompileOrder.DDP_FIRST, CompileOrder.MODEL_FIRST),
     "optimize_ddp": (OptimizeDdp.DDP_OPTIMIZER, OptimizeDdp.PYTHON_REDUCER, OptimizeDdp.NO_OPTIMIZATION),
 }
-"""settings of compilation → their values"""
+"""setting of torch.compile → its possible values"""
 SWITCHES = ("sync_batch_norm", "sparse_embeddings", "detect_anomaly")
 """features of the script that ddpprof can turn on or off"""
 _COMMA_BETWEEN_VALUES = re.compile(r",(?![^\[]*\])")

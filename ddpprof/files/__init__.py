@@ -67,7 +67,9 @@ def identity(path: Location) -> str | None:
 
 
 _MOST_BYTES = 512 * 10**6
-"""size limit; several times larger than the files of a job with thousands of parameters and many steps"""
+"""maximum size of a file that is read as a whole; several times larger than the files of a job with thousands of
+parameters and many steps
+"""
 
 
 def read_small(path: Path | RemotePath, most_bytes: int = _MOST_BYTES) -> bytes:

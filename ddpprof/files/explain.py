@@ -122,7 +122,9 @@ _LONGEST = 200
 
 _NOT_TRIED_AGAIN_S = 30
 _unreachable: dict[str, tuple[float, str]] = {}
-"""time and reason for each unreachable server, so that drivers do not retry for a long time for each of its files"""
+"""server → time and reason of its last failure; used to fail quickly for further files, because drivers retry for a
+long time
+"""
 
 
 @contextmanager

@@ -34,10 +34,10 @@ _VERSIONS = (
     "last_modified",
     "updated",
 )
-"""names of file attributes that change when the file changes, most reliable attribute first"""
+"""names of file attributes that change if the file changes, most reliable attribute first"""
 _OF_A_PAGE = "text/html"
 _TALKATIVE = ("paramiko", "gcsfs", "azure")
-"""loggers that print tracebacks of their errors"""
+"""names of loggers that print a traceback for every error"""
 _WRITTEN_AT_ONCE_BYTES = 1 << 20
 
 
@@ -68,11 +68,11 @@ class RemotePath:
 
     def __init__(self, url: str, info: dict[str, Any] | None = None) -> None:
         self.url = url
-        """URL including passwords; ``str`` leaves passwords out"""
+        """URL, including any password; ``str`` returns it without the password"""
         self._info = info
         self._listing: dict[str, dict[str, Any]] | None = None
         self._system: Any = None
-        """cached file system, if threads may share it; creating a file system may take 0.1 s"""
+        """cached file system object, if threads may share it; creating such an object may take 0.1 s"""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemotePath, (self.url, self._info)
@@ -279,12 +279,14 @@ class RemotePath:
 
 
 _NOT_THERE: dict[str, Any] = {}
-"""information about a file that is not in a listing"""
+"""value that stands for the attributes of a file that is not in a listing"""
 
 
 _FIRST_BYTES = 1 << 18
 _BLOCK_BYTES = 1 << 23
-"""block size; it is large, because the latency of a request equals the time to transfer some megabytes"""
+"""number of bytes per request; it is large, because the latency of a request equals the time to transfer some
+megabytes
+"""
 _BUFFER_BYTES = 1 << 20
 
 

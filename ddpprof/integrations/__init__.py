@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["LightningCallback", "TransformersCallback"]
 
 _HOME = {"LightningCallback": "lightning", "TransformersCallback": "transformers"}
-"""module of each callback, which has the same name as the framework"""
+"""callback → module that contains it; the module has the same name as the framework"""
 
 
 def __getattr__(name: str) -> object:

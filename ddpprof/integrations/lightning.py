@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ddpprof.record.api import CallbackRecording
 
 _NAMES = ("lightning.pytorch", "pytorch_lightning")
-"""package names of Lightning; their classes are not interchangeable"""
+"""names of the two packages that contain Lightning; classes of one package do not work with the other package"""
 
 if TYPE_CHECKING:
     Callback = object

@@ -40,7 +40,7 @@ from ddpprof.model import (
 from ddpprof.model.tables import HOOK_NODE
 
 _BLOCK_ROWS = 100_000
-"""number of rows that are processed at a time if a computation needs much memory per row"""
+"""number of rows processed at a time by computations that need much memory per row"""
 
 
 def build_trace(header: Header, file: TraceRows) -> Trace:
@@ -90,7 +90,7 @@ class _Origin:
     """Launch time, phase and step of each row of a table."""
 
     launched_ns: Int64Column
-    """time at which the host launched the row's work, or `UNKNOWN`"""
+    """time at which the host launched the work in this row, or `UNKNOWN`"""
     phase: NDArray[np.int8]
     step: Int32Column
 

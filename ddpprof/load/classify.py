@@ -24,7 +24,7 @@ class Role(IntEnum, metaclass=InterruptibleEnum):
     STEP = 1
     """``ProfilerStep#k``"""
     MARK = 2
-    """a host span with a `Mark`"""
+    """a host span that has a `Mark`"""
     OP = 3
     """any other host op"""
     LAUNCH = 4
@@ -32,10 +32,10 @@ class Role(IntEnum, metaclass=InterruptibleEnum):
     KERNEL = 5
     COPY = 6
     HOST_COLLECTIVE = 7
-    """a collective run by a host thread: ``gloo:``, ``mpi:``, ``ucc:``"""
+    """a collective that a host thread runs: ``gloo:``, ``mpi:``, ``ucc:``"""
     PARAM_COMMS = 8
-    """``record_param_comms``, the op that launches an NCCL collective. In older versions of PyTorch, it has details
-    that the kernel lacks
+    """``record_param_comms``, the op that launches an NCCL collective. In older versions of PyTorch, only this op, not
+    the kernel, has the collective's details
     """
 
 
@@ -60,10 +60,10 @@ class Identity:
     name: str
     role: Role
     is_op: bool = False
-    """whether the thread computes while the event runs"""
+    """whether the event is an op, during which its thread computes"""
     mark: Mark | None = None
     kind: CollectiveKind | None = None
-    """kind of a collective or of a ``c10d::`` call; ``None`` for other events"""
+    """kind of the collective, if the event is a collective or a ``c10d::`` call; otherwise ``None``"""
 
 
 class IdentityColumns:
@@ -75,7 +75,7 @@ class IdentityColumns:
         self.mark = np.array([UNKNOWN if one.mark is None else one.mark for one in identities], np.int8)
         self.kind = np.array([UNKNOWN if one.kind is None else one.kind for one in identities], np.int8)
         self.is_only_op = self.role == Role.OP
-        """whether it is an op without any other role"""
+        """True for ops that have no other role"""
 
 
 # Lower case: traces of 2021 write `Kernel`, `Operator`, `Runtime`.
@@ -88,7 +88,7 @@ _ASKS_ONLY = re.compile(
 )
 _WAITS = re.compile(r"\w*Synchronize(?:_\w+)?|hipMemcpyWithStream")
 _MANAGES_MEMORY = re.compile(r"(?:cuda|hip)(?:Malloc|Free)(?:_\w+)?|(?:cu|hip)Mem(?:Create|Release|Map|Unmap)(?:_\w+)?")
-"""allocations in a stream's order (``cudaMallocAsync``) and of host memory do not count"""
+"""stream-ordered allocations (``cudaMallocAsync``) and allocations of host memory do not match"""
 _OP_CATEGORIES = {"cpu_op", "operator"}
 
 # Spans that contain ops but are not ops themselves. Traces of 2021 give them the category of ops. A compiled region

@@ -37,16 +37,20 @@ class Limits:
     """Limits for one trace file. The defaults are several times larger than the longest recordings need."""
 
     inflated_bytes: int = 64 * 10**9
-    """size of the JSON; 10 GB is already large for one rank"""
+    """maximum size of the JSON text; 10 GB is already large for one rank"""
     events: int = 500_000_000
     inflation: int = 300
-    """ratio of JSON size to file size, checked after the first GB: up to 50 in traces, and 1000 in a gzip bomb"""
+    """maximum ratio of JSON size to file size, checked after the first GB. The ratio is up to 50 in traces, and 1000 in
+    a gzip bomb
+    """
     whole_bytes: int = 2 * 10**9
-    """size of the JSON if it cannot be read in batches; reading it as a whole takes several times as much memory"""
+    """maximum size of a JSON text that cannot be read in batches; reading it as a whole takes several times as much
+    memory
+    """
     keys_bytes: int = 256 * 10**6
-    """size of the text before and after the events, which is read in one piece"""
+    """maximum size of the text before the array of events, and of the text after it; each is read in one piece"""
     files: int = 20_000
-    """number of possible traces in one folder; each is opened to determine its rank"""
+    """maximum number of files in one folder that may be traces; each file is opened to determine its rank"""
 
     @classmethod
     def chosen(cls, trace_gb: float | None, events: int | None, files: int | None = None) -> Limits:
@@ -67,12 +71,14 @@ _ANY = 1 << 62
 DEFAULT_LIMITS = Limits()
 
 MAX_TRACE_OPTION, MAX_EVENTS_OPTION, MAX_FILES_OPTION = "--max-trace-gb", "--max-events", "--max-files"
-"""command-line options named in error messages"""
+"""command-line options that raise these limits; error messages name them"""
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_BYTES = 2 << 20
-"""larger than any single allocation of a batch; otherwise, the system would map and zero new memory for each batch"""
+"""arrays of at least this size are returned to the system when freed. It is larger than any single allocation of a
+batch; otherwise, the system would map and zero new memory for each batch
+"""
 _TRIM_BYTES = 4 << 20
 
 
@@ -95,9 +101,9 @@ def give_back_holes() -> None:
 
 _GZIP_MAGIC, _ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _USUAL_INFLATION = 12
-"""usual ratio of a trace's JSON size to its compressed size"""
+"""usual ratio of the size of a trace's JSON to the size of the compressed file"""
 _ALWAYS_ALLOWED = 10**9
-"""number of bytes that even a small file may decompress to"""
+"""number of bytes to which any file may decompress, however small the file is"""
 
 _open_gzip: Callable[..., Any]
 _damages: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)

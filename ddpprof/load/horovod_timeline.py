@@ -26,7 +26,7 @@ from ddpprof.load.file_bytes import DEFAULT_LIMITS, UnreadableError, opened, rea
 from ddpprof.load.lenient_json import repair_json
 
 HOROVOD_TIMELINE = "Horovod timeline"
-"""name of the file type in messages and in the report"""
+"""name of this file type in messages and in the report"""
 _UNREADABLE: tuple[type[Exception], ...] = (OSError, UnreadableError)
 _HEAD_BYTES = 1 << 16
 _OF_HOROVOD = re.compile(
@@ -35,9 +35,11 @@ _OF_HOROVOD = re.compile(
 _NEGOTIATE = "NEGOTIATE_"
 _RANK = re.compile(r"\d{1,7}")
 _MOST_US = 1 << 53
-"""upper limit of plausible times, in µs (285 years)"""
+"""larger times, in µs, are not plausible (285 years)"""
 _TRIES = 50
-"""if a file is truncated, ddpprof tries to end it at each of this many closing braces, from the last one backwards"""
+"""number of closing braces, counted from the end of a truncated file, after each of which ddpprof tries to end
+the file
+"""
 _COLLECTIVE = re.compile(
     r"(NCCL|GLOO|MPI|CCL|DDL)_(?:\w+_)?(?:ALLREDUCE|ALLGATHERV?|BCAST|ALLTOALLV?|REDUCE_?SCATTER|REDUCE)"
 )
@@ -54,9 +56,13 @@ class TensorOp:
     is_reduction: bool
     """whether the collective is an all-reduce"""
     negotiated: tuple[int, int] | None
-    """start and end of the negotiation; all ranks have the tensor at its end; ``None`` if it is not in the timeline"""
+    """start and end of the negotiation, at whose end all ranks have the tensor; ``None`` if the timeline has no
+    negotiation
+    """
     ready_ns: dict[int, int]
-    """rank → time at which rank 0 learned that this rank has the tensor; empty for a hit in Horovod's response cache"""
+    """rank → time at which rank 0 learned that the rank has the tensor; empty if the tensor was in Horovod's response
+    cache
+    """
     start_ns: int
     end_ns: int
     copies: list[_Span] = field(default_factory=list)
@@ -69,12 +75,12 @@ class HorovodTimeline:
     """The contents of a timeline: every collective of every tensor, recorded by rank 0."""
 
     backend: str | None
-    """``gloo``, ``nccl``, ``mpi`` or ``ccl``"""
+    """backend of the collectives: ``gloo``, ``nccl``, ``mpi`` or ``ccl``"""
     world_size: int | None
     ops: Sequence[TensorOp]
-    """in order of start time"""
+    """collectives in order of start time"""
     cycles_ns: tuple[int, ...]
-    """times at which Horovod checked for ready tensors; empty without ``HOROVOD_TIMELINE_MARK_CYCLES``"""
+    """times at which Horovod checked for ready tensors; only recorded with ``HOROVOD_TIMELINE_MARK_CYCLES``"""
     notes: tuple[str, ...] = ()
 
 

@@ -76,13 +76,15 @@ def integers(values: Sequence[object]) -> Int64Column:
 
 
 EXACT_FLOAT_US = 2.0**43
-"""102 days: up to this time, float64 microseconds are exact to the nanosecond, because half their spacing is 0.49 ns"""
+"""102 days in µs; up to this time, times in float64 microseconds are exact to the nanosecond, because half the distance
+between adjacent float64 numbers is 0.49 ns
+"""
 
 LARGEST_US = 4.6e15
-"""146 years, half of what int64 nanoseconds can hold, so that the sum of a start and a duration fits"""
+"""146 years in µs, half of what int64 nanoseconds can hold, so that the sum of a start time and a duration fits"""
 
 _MOST_DIGITS = 16
-"""maximum number of digits before the decimal point for which nanoseconds fit into int64"""
+"""numbers of microseconds with at most this many digits before the decimal point fit into int64 as nanoseconds"""
 _DOT = ord(".") - ord("0")
 
 

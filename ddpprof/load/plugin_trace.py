@@ -34,7 +34,7 @@ from ddpprof.model.tables import PluginCollective, PluginView
 _Event = dict[str, Any]
 
 _UNKNOWN_TO_PLUGIN = ", not counted"
-"""suffix of a category that the plugin ignores"""
+"""suffix added to an event's category to make the plugin ignore the event"""
 
 _CATEGORIES = {Role.KERNEL: "kernel", Role.LAUNCH: "Runtime"}
 _COLLECTIVE = re.compile(rf"(?:{'|'.join(KNOWN)}):")

@@ -33,7 +33,9 @@ from ddpprof.words import listed
 _FILES: Sequence[tuple[str, Callable[[Location], bool], Callable[[Location], OtherFile]]] = (
     (HOROVOD_TIMELINE, is_horovod_timeline, load_horovod),
 )
-"""for each supported file of another tool: name, function that recognizes the file, and function that loads it"""
+"""for each supported file type of another tool: its name, a function that recognizes a file, and a function that loads
+it
+"""
 
 
 def load_other_file(path: Location) -> OtherFile | None:
@@ -49,7 +51,7 @@ def why_alone(path: Location) -> str | None:
 
 
 _LEAST, _MOST = 1e-12, 1e12
-"""limits of sizes and of times in seconds; fits and plots overflow outside these limits"""
+"""limits for sizes, and for times in seconds; values outside these limits would overflow in fits and plots"""
 
 
 def load_times(path: Location) -> TimesTable:
@@ -93,12 +95,12 @@ def _number(path: Location, line: int, text: str) -> float:
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,7})", re.IGNORECASE)
 _NUMBER_IN_NAME = re.compile(r"_(\d{1,7})\.")
 _WORKER_IN_NAME = re.compile(r"(.+)\.\d{10,}\.pt\.trace\.json(?:\.gz|\.zst)?")
-"""file names written by ``torch.profiler.tensorboard_trace_handler``: worker name and time"""
+"""pattern for file names written by ``torch.profiler.tensorboard_trace_handler``: worker name and time"""
 
 
 _MOST_NAMED = 4
 _READERS = 8
-"""number of threads that read files, which may be remote; SSH servers refuse some connections beyond ten"""
+"""number of threads that read files; it is limited because SSH servers refuse some of more than ten connections"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +210,9 @@ class RankFiles:
     """The files of one rank."""
 
     rank: int | None
-    """``None`` for a single trace; the rank is then read from the file"""
+    """rank of the files; ``None`` for a single trace, which itself names the rank"""
     traces: tuple[Location, ...]
-    """files sorted by name; several files are cycles of the same profiler"""
+    """trace files, sorted by name; if there are several, they are successive cycles of the same profiler"""
     directory: Location | None = None
     """run directory, if ddpprof recorded the run"""
     expects_trace: bool = True

@@ -41,7 +41,7 @@ from ddpprof.rundir import (
 )
 
 _MOST_STEPS_BYTES = 4 * 10**9
-"""maximum size of a rank's step file; 1 million steps take 2 GB"""
+"""maximum size in bytes of the file with a rank's steps; 1 million steps take 2 GB"""
 _BAD_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -149,7 +149,7 @@ def _load_steps(path: Location) -> tuple[tuple[RecordedStep, ...], str | None]:
 
 
 Losses = tuple[tuple[float, ...], ...]
-"""the losses of each step from the first on: the scalars on which ``backward()`` was called"""
+"""losses of each step, from the first step on: the values of the scalars on which ``backward()`` was called"""
 
 
 def load_losses(directory: Location, rank: int) -> Losses | None:
@@ -298,7 +298,7 @@ _VERSION = re.compile(r"NCCL version (\S+)")
 _NETWORK = re.compile(r"NCCL INFO Using network (.+)")
 _USING = re.compile(r"NCCL INFO NET/(\w+) : Using (.+)")
 _NAMED = re.compile(r"\[\d+\]([\w.-]+(?::\d+(?=/))?)")
-"""a network device in a list: ``[0]eth0:10.0.0.1<0>`` or ``[0]mlx5_0:1/IB``"""
+"""pattern for a network device in a list, such as ``[0]eth0:10.0.0.1<0>`` or ``[0]mlx5_0:1/IB``"""
 _CHANNEL = re.compile(r"NCCL INFO Channel \d+(?:/\d+)? : \S+ -> \S+ (\[receive\] )?(?:\[send\] )?via (\S+)")
 _CHANNELS = re.compile(r"NCCL INFO (\d+) coll channels")
 _TUNED = re.compile(r"NCCL INFO (?:AllReduce: )?(\d+) Bytes -> Algo (\w+) proto (\w+)")
@@ -308,7 +308,7 @@ _WITHOUT_P2P = re.compile(r"P2P is disabled between (?:NVLINK )?connected GPUs (
 
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 _PROTOCOLS = ("LL", "LL128", "SIMPLE")
-"""names for the numbers written by versions before 2.24, in order"""
+"""NCCL before 2.24 logs the index of an algorithm or protocol in these tuples instead of its name"""
 
 
 def load_nccl_log(directory: Location, record: Record) -> NcclChoices | None:

@@ -99,11 +99,11 @@ class RunFiles:
     """The files of a run."""
 
     run: Run
-    """the run, without its ranks"""
+    """the run, without data of its ranks"""
     ranks: tuple[RankFiles, ...]
     is_part: bool = False
-    """whether this is an additional part of a run without a shared file system; the main ``run.json`` is in another
-    part
+    """whether these files are an additional part of a run without a shared file system; another part has the main
+    ``run.json``
     """
 
 

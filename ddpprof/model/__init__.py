@@ -144,7 +144,7 @@ class Attempt:
     """One attempt of a job: one start of all its ranks by torchrun. An `Attempt` contains no traces."""
 
     number: int
-    """number of the attempt; 0 is the first one that constructed a DDP module"""
+    """number of the attempt; the first attempt that constructed a DDP module has number 0"""
     restarts: int | None
     """number of times that torchrun had restarted the ranks before this attempt"""
     created_unix_s: float | None
@@ -174,7 +174,7 @@ class Run:
     settings: Mapping[str, object] = field(default_factory=dict)
     """the recorder's settings; empty for traces that ddpprof did not record"""
     other_file: OtherFile | None = None
-    """file of another tool; such a run has no ranks"""
+    """file of another tool, if this run was read from one; the run then has no ranks"""
     attempts: tuple[Attempt, ...] = ()
     """all attempts, in order, if torchrun started the job more than once"""
     exits: tuple[ProcessExit, ...] = ()
@@ -184,7 +184,7 @@ class Run:
     whole_run: WholeRun | None = None
     """summary of the whole training, not only of the recorded steps; ``None`` if no rank wrote a pulse file"""
     link_bits_per_s: int | None = None
-    """speed of the link between the hosts, as given by the user; takes precedence over recorded speeds"""
+    """speed of the link between the hosts, as given by the user; takes precedence over speeds found in the records"""
 
     @property
     def modules(self) -> tuple[DdpModule, ...]:
@@ -197,6 +197,6 @@ class TimesTable:
     """Times measured by another tool."""
 
     varied: str
-    """name of the quantity that was varied"""
+    """name of the quantity that was varied, such as the number of processes"""
     times_ns: Mapping[str, Mapping[float, tuple[float, ...]]]
-    """one or more times in ns for each configuration and each value of the varied quantity"""
+    """configuration → value of the varied quantity → one or more measured times, in ns"""

@@ -32,7 +32,7 @@ def sends_half(comm_hook: str | None) -> bool:
 
 
 TCP_PAYLOAD = 1448 / 1514
-"""share of a link's rate available for data with TCP, at an MTU of 1500 bytes"""
+"""share of the link's rate that carries data when TCP is used with an MTU of 1500 bytes"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +40,28 @@ class Backend:
     """A backend of ``torch.distributed`` process groups."""
 
     name: str
-    """name in PyTorch; spans of the backend in a trace have it as a prefix: ``nccl:all_reduce``"""
+    """name in PyTorch; in a trace, the names of the backend's spans start with this name: ``nccl:all_reduce``"""
     other_names: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
-    """prefixes of the names of its kernels, in lower case"""
+    """prefixes of the names of the backend's kernels, in lower case"""
     runs_on_host: bool = False
     """whether collectives run in host threads"""
     takes_cpu_tensors: bool = False
-    """whether `ddpprof netbench` measures it with CPU tensors"""
+    """whether `ddpprof netbench` measures this backend with CPU tensors"""
     num_at_once: int = 1
     """number of all-reduces that run at the same time: gloo has two threads, and NCCL has one stream"""
     halving: Compression = Compression.FP16
-    """comm hook that halves the size of gradients; with most backends, DDP does not support the bf16 hook"""
+    """comm hook that halves the size of gradients; fp16 by default, because DDP supports the bf16 hook with few
+    backends only
+    """
     aborts: bool = False
     """whether the backend aborts the process if ranks call different collectives"""
     payload: float = 1.0
-    """share of the link's rate that is available for data"""
+    """share of the link's rate that carries data; the rest is protocol overhead"""
     on_slow_computation: str = (
         "Reduce the device resources that communication uses, as long as communication stays hidden."
     )
-    """advice if communication slows down computation"""
+    """advice if communication slows down computation on the device"""
     to_slow_it: Mapping[str, str] = field(default_factory=dict)
     """environment variables that make communication use fewer of the device's resources"""
 
@@ -98,11 +100,11 @@ class Device:
     name: str
     """name in PyTorch"""
     has_kernels: bool = False
-    """whether traces contain its kernels"""
+    """whether a trace contains the kernels that run on the device"""
     activity: str | None = None
     """name in ``torch.profiler.ProfilerActivity``; ``None`` if only another profiler can record it"""
     counts_memory: bool = False
-    """whether its memory statistics have the same interface as in ``torch.cuda``"""
+    """whether PyTorch reports the device's memory through the same functions as ``torch.cuda``"""
 
 
 DEVICES = (
@@ -128,10 +130,10 @@ _SHARED_GPU = re.compile(r"Duplicate GPU detected|Multiple Ranks are using the s
 
 
 TO_DEVICE = re.compile(r"HtoD|HostToDevice|H2D|M2D")
-"""names of copies from the host to a device, in traces of CUDA, ROCm and XPU"""
+"""pattern for the names of copies from the host to a device, in traces of CUDA, ROCm and XPU"""
 FROM_DEVICE = re.compile(r"DtoH|DeviceToHost|D2H|D2M")
 PAGEABLE = "Pageable"
-"""part of the name of a copy if its host memory is not pinned; only CUDA says so"""
+"""part of a copy's name if the host memory is not pinned; only traces of CUDA contain it"""
 
 
 def backend_of(name: str | None) -> Backend:

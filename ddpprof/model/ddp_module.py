@@ -27,7 +27,7 @@ class Parameter(Struct, frozen=True, array_like=True):
     name: str
     num_bytes: Int64
     dtype: str | None = None
-    """such as ``float32``; ``None`` in records of older versions of ddpprof, which also lack the shape"""
+    """dtype, such as ``float32``; ``None`` in records of older versions of ddpprof, in which `shape` is missing too"""
     shape: tuple[Int64, ...] = ()
     is_sparse: bool = False
     """True if the parameter's gradient is expected to be sparse"""
@@ -47,24 +47,24 @@ class DdpModule(Struct, frozen=True):
     parameters: tuple[Parameter, ...]
     """parameters in the reducer's order"""
     buckets: tuple[tuple[Int64, ...], ...]
-    """parameter indices of each bucket, in the layout of the recorded steps"""
+    """parameter indices of each bucket; these are the buckets that DDP used in the recorded steps"""
     num_buffers: Int64
     buffer_bytes: Int64
     num_batch_norms: Int64
     num_buffers_of_batch_norms: Int64 | None = None
     """number of buffers that belong to batch norm layers; ``None`` in records of older versions of ddpprof"""
     unused: tuple[str, ...] | None = None
-    """parameters that got no gradient in any of the examined backward passes; ``None`` if none was examined"""
+    """parameters that got no gradient in any of the examined backward passes; ``None`` if no pass was examined"""
     graph_is_static: bool | None = None
-    """``can_set_static_graph`` of PyTorch's DDP logging data"""
+    """value of ``can_set_static_graph`` in PyTorch's DDP logging data"""
     num_searched_passes: Int64 = 0
-    """number of backward passes examined for unused parameters"""
+    """number of backward passes in which ddpprof looked for parameters without a gradient"""
     num_lacking_passes: Int64 | None = None
-    """number of examined passes in which a parameter got no gradient; ``None`` if not recorded"""
+    """number of these passes in which at least one parameter got no gradient; ``None`` if not recorded"""
     num_used_passes: Int64 = 0
     """number of recorded backward passes after which an optimizer took a step with the reduced gradients"""
     num_discarded_passes: Int64 = 0
-    """number of recorded backward passes after which the reduced gradients were set to ``None`` instead"""
+    """number of recorded backward passes whose reduced gradients were set to ``None`` before an optimizer used them"""
 
     @property
     def bucket_cap_mb(self) -> float | None:
@@ -88,7 +88,7 @@ class DdpModule(Struct, frozen=True):
 
 MIB = 1 << 20
 DEFAULT_CAP_MIB = 25
-"""``_DEFAULT_BUCKET_CAP_MB`` of PyTorch, in MiB"""
+"""PyTorch's ``_DEFAULT_BUCKET_CAP_MB``, in MiB"""
 DEFAULT_FIRST_CAP_MIB = 1
 
 Buckets = tuple[tuple[int, ...], ...]
@@ -101,13 +101,13 @@ class Gradient:
 
     num_bytes: int
     kind: str = ""
-    """dtype and device; a bucket contains gradients of a single kind"""
+    """dtype and device; all gradients in a bucket have the same kind"""
     is_sparse: bool = False
     """True if the gradient is expected to be sparse; a sparse gradient gets its own bucket"""
     item_bytes: int = 4
     """bytes per element"""
     shape: tuple[int, ...] = ()
-    """shape; empty if unknown"""
+    """shape of the parameter; empty if unknown"""
 
 
 def gradient_of(parameter: Parameter) -> Gradient:
@@ -126,7 +126,7 @@ class Caps:
     first_bytes: int = DEFAULT_FIRST_CAP_MIB * MIB
     others_bytes: int = DEFAULT_CAP_MIB * MIB
     per_bucket_bytes: tuple[int, ...] = ()
-    """caps of the buckets in order; overrides the other two fields"""
+    """cap of each bucket, in order; if not empty, it replaces `first_bytes` and `others_bytes`"""
 
     @classmethod
     def of(cls, bucket_cap_mb: float | None = None, bucket_cap_mb_list: Sequence[float] = ()) -> Caps:
@@ -236,18 +236,18 @@ class OptimizeDdp(StrEnum):
     DDP_OPTIMIZER = "ddp_optimizer"
     """torch.compile splits the model into one graph per bucket (PyTorch's default)"""
     PYTHON_REDUCER = "python_reducer"
-    """compiled autograd reduces the gradients instead of DDP's reducer"""
+    """compiled autograd reduces the gradients, and DDP's reducer does not"""
     PYTHON_REDUCER_WITHOUT_COMPILED_FORWARD = "python_reducer_without_compiled_forward"
     NO_OPTIMIZATION = "no_optimization"
-    """the model is not split"""
+    """torch.compile does not split the model"""
 
 
 class Compilation(Struct, frozen=True):
     """How torch.compile is applied to the first DDP module of a rank."""
 
     order: str
-    """a `CompileOrder`"""
+    """value of `CompileOrder`"""
     optimize_ddp: str
-    """an `OptimizeDdp`, or another value that this version of ddpprof does not know"""
+    """value of `OptimizeDdp`, or another value that this version of ddpprof does not know"""
     num_graphs: Int64 | None = None
     """number of graphs into which DDPOptimizer split the model; 0 if nothing was compiled, ``None`` if unknown"""

@@ -64,23 +64,23 @@ class Hint(StrEnum):
     ERROR_IN_FLIGHT = "error-in-flight"
     """the rank is handling an error while it waits"""
     OTHER_ORDER = "other-order"
-    """ranks call collectives of several process groups in different orders"""
+    """ranks call collectives of different process groups in different orders"""
     OF_PEERS = "of-peers"
-    """the rank waits for another rank in ``send`` or ``recv``"""
+    """the rank waits for another rank in ``send`` or ``recv``, not in a collective"""
     STATIC_GRAPH = "static-graph"
     """DDP has ``static_graph=True``, but the set of parameters used in a step has changed"""
     SKIPPED_COLLECTIVE = "skipped-collective"
     """the rank has called the collective in earlier steps"""
     TIMED_OUT = "timed-out"
-    """collectives of the other ranks timed out while waiting for the rank"""
+    """other ranks' collectives timed out while they waited for the rank"""
     DIFFERENT_ROOTS = "different-roots"
     """ranks have passed different roots (``src`` or ``dst``) to the same collective"""
     OTHER_AMOUNT = "other-amount"
     """the rank has called the same collective as the other ranks, but with a different number of elements"""
     WITHIN_BACKWARD = "within-backward"
-    """the rank is in the backward pass in which it has skipped a reduction"""
+    """the rank is still in the backward pass in which it has skipped a reduction"""
     EXTRA_PASS = "extra-pass"  # noqa: S105 (not a password)
-    """the rank has begun more backward passes than another rank, but in fewer steps"""
+    """the rank has begun more backward passes than another rank, but has finished fewer steps"""
     LATE_FOR_BARRIER = "late-for-barrier"
     """the error of ``monitored_barrier()`` on other ranks names this rank"""
     WAITS_FOR_INPUT = "waits-for-input"
@@ -89,13 +89,13 @@ class Hint(StrEnum):
     TERMINATED = "terminated"
     """SIGTERM ended the rank before any other rank had ended"""
     CRASHED = "crashed"
-    """a signal for a CPU fault, such as SIGSEGV, ended the rank"""
+    """the rank was ended by a signal for a CPU fault, such as SIGSEGV"""
     CRASHED_AT_EXIT = "crashed-at-exit"
-    """a signal for a CPU fault ended the rank's process after the script had ended"""
+    """the rank was ended by a signal for a CPU fault after its script had ended"""
     UNSEEN_END = "unseen-end"
     """it is not known how the rank's process ended"""
     ENDED_SILENTLY = "ended-silently"
-    """failures were recorded for other ranks, but not for this rank, so its process probably exited with 0"""
+    """other ranks have recorded a failure and this rank has not, so its process probably exited with 0"""
 
 
 class Verdict(Struct, frozen=True):
@@ -108,41 +108,41 @@ class Verdict(Struct, frozen=True):
     pid: int | None = None
     step: int | None = None
     activity: str | None = None
-    """activity of the rank: name of an `Activity`, in lower case"""
+    """what the rank was doing: name of an `Activity`, in lower case"""
     place: str | None = None
-    """innermost line of the user's code on that rank, as ``file:line in function``"""
+    """innermost line of the user's code that the rank was executing, as ``file:line in function``"""
     module: str | None = None
     """class of the DDP module to which `bucket` belongs"""
     bucket: int | None = None
-    """first bucket that the waiting ranks have launched and this rank has not"""
+    """index of the first bucket that the waiting ranks have launched and this rank has not"""
     parameters: tuple[str, ...] = ()
     """names of the bucket's parameters"""
     waiting: tuple[int, ...] = ()
-    """ranks that wait"""
+    """ranks that wait for the rank at fault"""
     waiting_at: str | None = None
     """line of code at which the first waiting rank waits, in the format of `place`"""
     since_unix_ns: Int64 | None = None
-    """time at which the first waiting rank began to wait"""
+    """time at which the first waiting rank began to wait, in ns since 1970"""
     detail: str | None = None
-    """further details as text"""
+    """further details, as text"""
     usual_ns: Int64 | None = None
-    """usual length of a step, ns"""
+    """usual duration of a step, ns"""
     has_failed: bool = False
     """whether the job has ended because of the fault"""
     exit_code: int | None = None
-    """exit code of the rank; a negative value is the number of the signal that killed it"""
+    """exit code of the rank, or -N if signal N ended it"""
     num_oom_kills: Count | None = None
-    """number of processes that the kernel's OOM killer has killed on the rank's host; see `ProcessExit`"""
+    """number of processes on the rank's host that the kernel's OOM killer has ended; see `ProcessExit`"""
     at_unix_ns: Int64 | None = None
-    """time of the verdict"""
+    """time of the verdict, in ns since 1970"""
     resumed_unix_ns: Int64 | None = None
-    """time at which the job continued"""
+    """time at which the job continued, in ns since 1970; ``None`` if it did not"""
     hint: Hint | None = None
-    """fact that the advice depends on"""
+    """fact that changes the advice, if there is one"""
     nccl: str | None = None
-    """description of the differences between the ranks that NCCL's RAS subsystem reports"""
+    """what differs between the ranks according to NCCL's RAS subsystem, as text"""
     format: int = VERDICT_FORMAT
-    """version of this layout"""
+    """version of the file's format"""
 
 
 class Standstill(Struct, frozen=True):
@@ -150,13 +150,15 @@ class Standstill(Struct, frozen=True):
 
     waited_s: float
     rank: int | None = None
-    """rank for which the other ranks wait; ``None`` unless there is exactly one"""
+    """rank for which the other ranks wait; ``None`` if they wait for several ranks, or for none"""
     step: int | None = None
     waits_for: str | None = None
-    """description of what the rank waits for outside of the job; ``None`` if it does not wait"""
+    """what the rank waits for outside the job, as text; ``None`` if it does not wait for anything outside the job"""
     place: str | None = None
-    """innermost line of the user's code on that rank"""
+    """innermost line of the user's code that the rank is executing"""
     waiting: tuple[int, ...] = ()
     """ranks that wait for this rank"""
     hangs_after_s: float | None = None
-    """time after which the standstill is reported as a hang; ``None`` if it is never reported"""
+    """time without progress after which ddpprof reports a hang; ``None`` if never, 0 if the rank waits for nothing
+    outside the job
+    """

@@ -43,7 +43,7 @@ from msgspec import Meta, Struct
 from ddpprof.model.links import LinkFacts
 
 Int64 = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
-"""integer in a range in which the sum of two fits into int64"""
+"""integer small enough that the sum of two such integers fits into int64"""
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
@@ -57,7 +57,7 @@ class TorchrunJob(Struct):
     agent: str | None = None
     """the torchrun process on rank 0's host"""
     run_id: str | None = None
-    """``--rdzv-id`` of torchrun; ``None`` if not given"""
+    """value of torchrun's option ``--rdzv-id``; ``None`` if not given"""
     restarts: int | None = None
     host: str | None = None
     pid: int | None = None
@@ -66,28 +66,30 @@ class TorchrunJob(Struct):
 
 class RunFile(Struct):
     format: int
-    """`rundir.FORMAT`"""
+    """format version of the run directory: `rundir.FORMAT`"""
     run_id: str
     ddpprof: str | None = None
-    """version of ddpprof"""
+    """version of ddpprof that recorded the run"""
     created_unix_s: UnixSeconds | None = None
     command: list[str] = []
     world_size: int | None = None
     profiled_ranks: str | None = None
     """description of how the profiled ranks were chosen; ``None`` if all ranks or no ranks are profiled"""
     settings: dict[str, Any] = {}
-    """recorder settings to show in the report"""
+    """the recorder's settings that the report shows"""
     attempt: int = 0
     elastic: TorchrunJob | None = None
     is_part: bool = False
-    """whether this file belongs to a separate part of the run, on a host that cannot access rank 0's run directory"""
+    """whether this file is in a separate part of the run, written by a host that cannot access rank 0's run
+    directory
+    """
 
 
 class ProcessExit(Struct, frozen=True):
     """How a process ended, as recorded by its parent."""
 
     exit_code: Int64
-    """exit code; a negative value is the number of the signal that killed the process"""
+    """exit code, or -N if signal N ended the process"""
     host: str | None = None
     pid: Int64 | None = None
     rank: Int64 | None = None
@@ -97,11 +99,11 @@ class ProcessExit(Struct, frozen=True):
     interrupted: bool = False
     """True if the user interrupted the job"""
     num_oom_kills: Count | None = None
-    """number of processes that the kernel's OOM killer has killed on the parent's host, counted from the start of the
-    parent or from the last failed process that it recorded
+    """number of processes on the parent's host that the kernel's OOM killer has ended, since the parent's start or
+    since the last failed process that the parent recorded
     """
     error: str | None = None
-    """error message of a rank that ended before it had a DDP module: ``"failed: …"``"""
+    """error message of a rank that ended before it had created a DDP module: ``"failed: …"``"""
     place: str | None = None
     """line of the user's code that raised the error"""
 
@@ -126,12 +128,12 @@ class Outcome(StrEnum):
     """The result of trying one change."""
 
     CONFIRMED = "confirmed"
-    """the step became shorter, by at least the predicted time"""
+    """the step became shorter, and the measured gain agrees with the prediction or exceeds it"""
     SMALLER = "smaller than promised"
     NO_DIFFERENCE = "no difference"
     SLOWER = "slower"
     CANNOT_TELL = "cannot tell"
-    """the trials vary by more than the gain; more trials may show whether there is a gain"""
+    """trials vary by more than the gain, so it is unknown whether there is a gain; more trials may show it"""
     OTHER_RESULTS = "changes the losses"
     FAILED = "failed"
 
@@ -140,7 +142,7 @@ class Measured(Struct, frozen=True):
     """Measured gain of one change in ns per step; negative if steps became longer."""
 
     gain_ns: int | None
-    """``None`` if the job failed in every trial of the change"""
+    """measured gain, in ns per step; ``None`` if the job failed in every trial of the change"""
     low_ns: int | None
     high_ns: int | None
     """upper end of the 95 % confidence interval; ``None`` with fewer than three rounds"""
@@ -153,7 +155,7 @@ class TriedChange(Struct, frozen=True):
 
     rule: str
     code: str
-    """the change, as written in the finding"""
+    """code of the change, as written in the finding"""
     measured: Measured
 
 
@@ -167,22 +169,22 @@ class CaptureRequest(Struct, frozen=True):
     with_stack: bool = False
     profile_memory: bool = False
     slower_than: Annotated[float, Meta(gt=1.0, le=1000.0)] | None = None
-    """wait until a step takes this many times as long as usual; ``None``: begin immediately"""
+    """begin with the first step that takes this many times as long as usual; ``None``: begin immediately"""
 
 
 class CaptureAnswer(Struct, frozen=True):
     """A reply of the job to a `CaptureRequest`."""
 
     refused: str | None = None
-    """why the request was refused"""
+    """reason for which the job refused the request"""
     armed: bool = False
-    """True once the job waits for the next slow step"""
+    """True if the job accepted the request and waits for the next slow step"""
     number: int | None = None
-    """number of the capture, from 1"""
+    """number of the capture; the first capture of a job is 1"""
     first_step: int | None = None
-    """first step to be profiled, once all ranks have agreed on it"""
+    """number of the first step to be profiled, once all ranks have agreed on it"""
     folder: str | None = None
-    """folder of the capture, once all ranks have written it"""
+    """folder with the files of the capture, once all ranks have written their files"""
 
 
 NETBENCH_FORMAT = 1

@@ -18,11 +18,11 @@ class Interface:
 
     name: str
     bits_per_s: int | None
-    """link speed; ``None`` for a virtual interface, because the speed that it reports is meaningless"""
+    """link speed; ``None`` for a virtual interface, because virtual interfaces report meaningless speeds"""
     is_hardware: bool
-    """whether it is a network device, or a bond or VLAN of network devices"""
+    """whether the interface is a physical network device, or a bond or VLAN of such devices"""
     has_address: bool = True
-    """whether it has an IP address, which sockets need"""
+    """whether the interface has an IP address; sockets cannot use it without one"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class InfinibandPort:
     """One active port of an RDMA device."""
 
     name: str
-    """name in NCCL's format: ``mlx5_0:1``"""
+    """port name in NCCL's format: ``mlx5_0:1``"""
     bits_per_s: int
     is_infiniband: bool
-    """``False`` for RoCE, because RoCE runs over Ethernet"""
+    """``False`` for RoCE, which runs over Ethernet"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class PcieLink:
     address: str
     """PCI address, such as ``0000:17:00.0``"""
     gt_per_s: float | None
-    """current speed in GT/s per lane; it may be lower while the device is idle"""
+    """current speed in GT/s per lane; while the device is idle, the speed may be lower"""
     width: int | None
     """number of lanes in use"""
     most_gt_per_s: float | None = None
@@ -57,20 +57,22 @@ class LinkFacts:
     """The links of one rank's machine, and the links that its process uses."""
 
     interface: str | None = None
-    """interface of the process's sockets to other machines; ``"lo"`` if all sockets are local; ``None`` if unknown"""
+    """interface that carries the process's sockets to other machines; ``"lo"`` if all sockets are local; ``None`` if
+    unknown
+    """
     interfaces: tuple[Interface, ...] = ()
-    """all interfaces that are up, without the loopback interface"""
+    """all interfaces that are up, except the loopback interface"""
     infiniband: tuple[InfinibandPort, ...] = ()
     opened_infiniband: bool = False
     """whether the process has opened an RDMA device"""
     others_used: tuple[str, ...] = ()
-    """additional interfaces of the process's sockets to other machines; NCCL may use several interfaces"""
+    """further interfaces that carry sockets to other machines, because NCCL may use several interfaces"""
     pcie: tuple[PcieLink, ...] = ()
     """PCIe links of the accelerators visible to the process"""
     no_peer_access: tuple[tuple[int, int], ...] = ()
-    """pairs of these accelerators that cannot access each other's memory"""
+    """pairs of devices in `pcie` that cannot access each other's memory"""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """environment variables that select links, such as ``NCCL_IB_DISABLE``"""
+    """values of environment variables that select links, such as ``NCCL_IB_DISABLE``"""
 
     def named(self, name: str | None) -> Interface | None:
         return next((one for one in self.interfaces if one.name == name), None)
@@ -87,15 +89,17 @@ class NcclChoices:
 
     version: str | None = None
     network: str | None = None
-    """name of the network: ``"IB"``, ``"Socket"`` or the name of a plugin"""
+    """network that NCCL uses: ``"IB"``, ``"Socket"`` or the name of a plugin"""
     interfaces: tuple[str, ...] = ()
     """network interfaces that NCCL may use for sockets"""
     infiniband: tuple[str, ...] = ()
     """RDMA ports that NCCL may use, such as ``mlx5_0:1``"""
     transports: Mapping[str, int] = field(default_factory=dict)
-    """number of channels per transport, such as ``"NET/Socket"``, ``"NET/IB/GDRDMA"``, ``"P2P/CUMEM"``, ``"SHM"``"""
+    """number of channels of each transport, such as ``"NET/Socket"``, ``"NET/IB/GDRDMA"``, ``"P2P/CUMEM"``,
+    ``"SHM"``
+    """
     num_channels: int | None = None
-    """largest number of channels of any communicator"""
+    """number of channels of the communicator with the most channels"""
     algorithm: str | None = None
     """algorithm of the largest all-reduce, such as ``"RING"``"""
     protocol: str | None = None
@@ -105,7 +109,7 @@ class NcclChoices:
     without_p2p: tuple[tuple[int, int], ...] = ()
     """pairs of GPUs (NVML indices) between which P2P is disabled"""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """NCCL environment variables"""
+    """values of NCCL's environment variables"""
 
 
 def common_interfaces(ranks: Sequence[LinkFacts]) -> tuple[Interface, ...]:

@@ -16,7 +16,7 @@ _FRAME = re.compile(r"(.*):(\d+) in (.*)")
 _OF_LIBRARIES = re.compile(
     r"/site-packages/|/dist-packages/|/lib/python3(?:\.\d+)?/|<frozen |/ddpprof/record/|<eval_with_key>|/torchinductor_"
 )
-"""files of libraries, and code that torch.compile generates"""
+"""pattern for the files of libraries, and for code that torch.compile generates"""
 
 COLLECTIVES_OF_ALL = frozenset(
     {
@@ -52,14 +52,18 @@ _OF_SETUP = (
 )
 _OF_PEERS = ("send", "recv", "send_object_list", "recv_object_list", "batch_isend_irecv")
 _OF_DDP = ("_verify_param_shape_across_processes", "_sync_module_states", "_sync_buffers")
-"""functions in which the constructor and the forward pass of DDP wait for other ranks"""
+"""functions of DDP's constructor and forward pass that wait for other ranks"""
 _COLLECTIVES = COLLECTIVES_OF_ALL | {*_OF_PEERS, *_OF_SETUP, *_OF_DDP}
 _OF_DISTRIBUTED = re.compile(r"/torch/(?:distributed|nn/parallel)/(?!checkpoint/)")
-"""source files of collectives, except ``torch.distributed.checkpoint``, which has functions with the same names"""
+"""pattern for the source files of collectives; ``torch.distributed.checkpoint`` is excluded, because it has functions
+with the same names
+"""
 WORK_WAIT = "work.wait"
-"""name used for a collective that was started with ``async_op=True`` or returned a future"""
+"""name that stands for a collective that was started with ``async_op=True`` or returned a future"""
 _OF_ASYNCHRONOUS = re.compile(r"/ddpprof/record/patches\.py$|/torch/futures/__init__\.py$")
-"""source files in which a thread waits for an asynchronous collective; ddpprof wraps ``Work.wait``"""
+"""pattern for the source files in which a thread waits for an asynchronous collective; ``Work.wait`` is wrapped by
+ddpprof
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,7 @@ def collective_of(stack: Sequence[Frame]) -> str | None:
 
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[^\n]*most recent call first\):\n((?:  [^\n]*\n?)*)", re.MULTILINE)
-"""Python stack of one thread; Python 3.14 may write the thread's C stack after it"""
+"""pattern for the Python stack of one thread; Python 3.14 may write the thread's C stack after it"""
 _OF_CRASH = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 
@@ -133,19 +137,19 @@ class Wait(StrEnum):
     """The reason why a training thread sleeps, according to the kernel."""
 
     INPUT = "input"
-    """it reads standard input"""
+    """the thread reads standard input"""
     NETWORK = "network"
     PIPE = "pipe"
     FILE = "file"
     LOCK = "lock"
-    """it waits for another thread, or for a file lock"""
+    """the thread waits for another thread, or for a file lock"""
     FOREIGN_LOCK = "foreign-lock"
-    """it waits for a file lock that no rank holds"""
+    """the thread waits for a file lock that no rank holds"""
     PROCESS = "process"
-    """it waits for a child process to end"""
+    """the thread waits for a child process to end"""
     SLEEP = "sleep"
     EVENTS = "events"
-    """it waits for one of several file descriptors, as in ``select``"""
+    """the thread waits for one of several file descriptors, as in ``select``"""
 
 
 class Call(Struct, frozen=True, array_like=True):
@@ -154,7 +158,7 @@ class Call(Struct, frozen=True, array_like=True):
     group: str
     """name of the process group; the group of all ranks is ``"0"``"""
     sequence: int
-    """sequence number in its group"""
+    """sequence number of the collective in its process group"""
     name: str
     numel: int
 
@@ -172,7 +176,7 @@ class KindOfCall(Struct, frozen=True, array_like=True):
     numel: int
     count: int
     last: tuple[int, ...]
-    """sequence numbers of the last two calls within their group"""
+    """sequence numbers, in the process group, of the last two calls of this kind"""
 
     def is_due(self, sequence: int) -> bool:
         """Return True if a call is expected at this sequence number, given the distance between the last two calls.
@@ -186,9 +190,9 @@ class OverdueFacts(Struct, frozen=True):
     """Facts about a rank that only its own process can determine."""
 
     stack_crc: int = 0
-    """checksum of the stack for which the facts were collected: see `crc_of`"""
+    """checksum of the stack that the training thread had when the facts were collected: see `crc_of`"""
     calls: tuple[Call, ...] = ()
-    """last collectives that PyTorch recorded, oldest first"""
+    """last collectives in PyTorch's flight recorder, oldest first"""
     kinds: tuple[KindOfCall, ...] = ()
     error: str | None = None
     """exception that the training thread is handling, as ``Type: message``"""
@@ -198,11 +202,11 @@ class OverdueFacts(Struct, frozen=True):
     learning_rate: float | None = None
     """learning rate of the optimizer's first parameter group"""
     peer: int | None = None
-    """other rank of the point-to-point operation in which this rank waits, if any"""
+    """other rank of the ``send`` or ``recv`` in which this rank waits, if any"""
     thread: int | None = None
-    """native ID of the training thread; ``None`` if it is the main thread"""
+    """native ID of the training thread; ``None`` if the main thread is the training thread"""
     saves_in_thread: bool = False
-    """whether another thread is in `torch.save`"""
+    """whether a thread other than the training thread is in `torch.save`"""
 
     def known(self, kind: tuple[str, str, int]) -> KindOfCall | None:
         """Return the earlier calls of the same kind, or ``None`` if there are none."""

@@ -19,12 +19,12 @@ class Activity(IntEnum, metaclass=InterruptibleEnum):
     """An activity of a rank's training thread."""
 
     OTHER = 0
-    """the script's own code outside of all other activities"""
+    """the training thread runs the script's own code, outside of all other activities"""
     DATA = 1
-    """waiting for a batch"""
+    """the training thread waits for a batch"""
     FORWARD = 2
     BACKWARD = 3
-    """backward pass, including waiting for its all-reduces"""
+    """backward pass, including the time that it waits for its all-reduces"""
     OPTIMIZER = 4
     SAVE = 5
     """``torch.save``"""
@@ -44,7 +44,7 @@ class StepFlag(IntFlag, metaclass=InterruptibleEnum):
     BEGAN_EPOCH = 8
     """a pass over a ``DataLoader`` began in the step"""
     RAN_OUT = 16
-    """a ``DataLoader`` was exhausted"""
+    """a ``DataLoader`` had no more batches"""
     COMPILED = 32
     """torch.compile compiled code in the step"""
 
@@ -66,17 +66,21 @@ class PulseIdentity(msgspec.Struct, frozen=True):
     world_size: int
     host: str
     machine_id: str
-    """identifies the machine and container, so that a reader can check whether it runs in the same ones"""
+    """identifier of the machine and container, by which a reader can tell whether it runs on the same machine and in
+    the same container
+    """
     pid: int
     created_ns: int
     shared: str
-    """path of the pulse in shared memory; while the rank runs, it is newer than the copy in the run directory"""
+    """path of the pulse in shared memory, which is more recent than the copy in the run directory while the
+    rank runs
+    """
     kept: str
-    """path of the copy in the run directory"""
+    """path of the pulse's copy in the run directory"""
     local_rank: int | None = None
     device: str | None = None
     first_step: int = 0
-    """number of the first step recorded in the table of steps"""
+    """number of the first step for which the pulse has data"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,59 +88,61 @@ class PulseState:
     """The state of a rank at one moment. Times are ns since 1970. The fields are in the order of the file."""
 
     activity: int
-    """an `Activity`"""
+    """value of `Activity`"""
     since_ns: int
-    """start of the activity; this is the time of the training thread's last event"""
+    """start of the activity, which is also the time of the training thread's last event"""
     step: int
-    """number of the current step, which is also the number of finished steps"""
+    """number of the current step; equal to the number of finished steps, because steps are numbered from 0"""
     step_since_ns: int
     module: int
-    """index of the DDP module that launched the last bucket; this and the next two fields are only set in overdue steps
+    """index of the DDP module that launched the last bucket; `module`, `bucket` and `bucket_ns` are only set while a
+    step is overdue
     """
     bucket: int
-    """bucket of the last all-reduce of this backward pass; `UNKNOWN` before the first, or if PyTorch does not report it
+    """index of the bucket that was last launched in this backward pass; `UNKNOWN` before the first launch, or if
+    PyTorch does not report it
     """
     bucket_ns: int
-    """launch time of that bucket"""
+    """time at which that bucket was launched"""
     num_steps: int
-    """number of finished steps written to the table of steps, including steps that have been overwritten; a step is
-    written within 0.25 s, or later if a disk does not respond
+    """number of finished steps written to the table of steps, including rows that were overwritten since. A step is
+    written within 0.25 s of its end, or later if a disk does not respond
     """
     num_summaries: int
     steps_per_summary: int
     num_samples: int
-    """number of samples so far"""
+    """number of samples written so far"""
     ended: int
-    """an `Ended`"""
+    """value of `Ended`"""
     ended_ns: int
     tick_ns: int
-    """last time at which ddpprof's thread ran; the thread runs every second if the process can run"""
+    """time at which ddpprof's thread last ran; it runs every second unless the process is prevented from running"""
     stack_ns: int
     """time at which the stack was captured; `UNKNOWN` if the current step is not overdue"""
     num_passes: int
     """number of backward passes with gradient synchronization that this rank has begun"""
     flags: int
-    """`StepFlag` values of the current step so far"""
+    """combined `StepFlag` values of the current step so far"""
     nonfinite_step: int
-    """number of the first step in which the loss was NaN or infinite; `UNKNOWN` if there is none.
-
-    Only losses on CPU are read, because reading one from an accelerator would make training wait. No losses are read in
-    profiled steps.
+    """number of the first step with a NaN or infinite loss; `UNKNOWN` if there is none. Only losses on the CPU are
+    read, because reading a loss from an accelerator would make training wait. No losses are read in profiled steps.
     """
     num_nonfinite: int
     """number of steps so far with a NaN or infinite loss"""
     finite_step: int
-    """number of the last step before `nonfinite_step` with a finite loss that was read; `UNKNOWN` if there is none"""
+    """number of the last step before `nonfinite_step` whose loss was read and was finite; `UNKNOWN` if there is none"""
     evaluates: int
-    """1 if all DDP modules were in evaluation mode when the stack was written, else 0"""
+    """1 if all DDP modules were in evaluation mode when the stack was captured, else 0"""
     num_unpaired: int
-    """number of forward passes that were not followed by an expected backward pass, in excess of the number that occurs
-    in every step
+    """number of forward passes that should have been followed by a backward pass but were not; forward passes that lack
+    one in every step do not count
     """
     unpaired_step: int
-    """number of the first step with such a forward pass, if there is one"""
+    """number of the first step with a forward pass counted in `num_unpaired`, if there is one"""
     exits: int
-    """1 if the process began to exit when training ended; 0 if it continues, for example after a ``with`` block"""
+    """1 if the process began to exit when training ended; 0 if the script continued, for example after a
+    ``with`` block
+    """
 
     @property
     def last_ns(self) -> int:
@@ -154,20 +160,20 @@ class PulseSteps:
     data_ns: Int64Column
     forward_ns: Int64Column
     backward_ns: Int64Column
-    """backward passes, including all waiting for other ranks: for gradients, for buffers, and in the script's
-    collectives
+    """backward passes, including the time spent waiting for other ranks: for gradients, for buffers, and in the
+    script's collectives
     """
     optimizer_ns: Int64Column
     save_ns: Int64Column
     evaluation_ns: Int64Column
     wait_ns: Int64Column
-    """waiting for other ranks: from the last gradient to the end of the backward pass, in DDP's broadcast of buffers,
-    and in the script's collectives; `UNKNOWN` if gradient times were not read
+    """time spent waiting for other ranks: from the last gradient to the end of the backward pass, in DDP's broadcast of
+    buffers, and in the script's collectives; `UNKNOWN` if ddpprof did not read when gradients were ready
     """
     first_gradient_ns: Int64Column
-    """time from the start of the last backward pass to its first gradient; `UNKNOWN` if `wait_ns` is"""
+    """time from the start of the last backward pass to its first gradient; `UNKNOWN` if `wait_ns` is `UNKNOWN`"""
     flags: Int64Column
-    """`StepFlag` values"""
+    """combined `StepFlag` values"""
 
     @property
     def own_ns(self) -> Int64Column:
@@ -205,15 +211,15 @@ class PulseSummaries:
     """median duration of the steps without a `StepFlag`, or of all steps if every step has one"""
     longest_ns: Int64Column
     data_ns: Int64Column
-    """this and the following durations are means over the steps"""
+    """`data_ns`, `forward_ns`, `backward_ns`, `optimizer_ns` and `wait_ns` are means over the steps"""
     forward_ns: Int64Column
     backward_ns: Int64Column
     optimizer_ns: Int64Column
     wait_ns: Int64Column
     memory_bytes: Int64Column
-    """resident memory of the process at the last sample"""
+    """resident memory of the process in the last sample before the summary was written"""
     num_flagged: Int64Column
-    """number of steps with a `StepFlag`"""
+    """number of steps with at least one `StepFlag`"""
 
     def __len__(self) -> int:
         return len(self.first_step)
@@ -230,9 +236,9 @@ class PulseSamples:
     memory_bytes: Int64Column
     """resident memory of the process"""
     throttled_ns: Int64Column
-    """total time that the control group was throttled by its CPU limit"""
+    """total time for which the control group was throttled because of its CPU limit"""
     queued_ns: Int64Column
-    """total time that threads of the process spent waiting for a CPU core"""
+    """total time for which threads of the process waited for a free CPU core"""
     major_faults: Int64Column
     """number of page faults that required reading from a disk"""
     core_khz: Int64Column
@@ -249,7 +255,7 @@ class Pulse:
     identity: PulseIdentity
     state: PulseState
     stack: str | None
-    """stack of the training thread, innermost frame last, while a step is overdue"""
+    """stack of the training thread, innermost frame last; only available while a step is overdue"""
     steps: PulseSteps
     summaries: PulseSummaries
     samples: PulseSamples
@@ -309,7 +315,7 @@ def usual_ns(steps: PulseSteps, fewest: int = 1) -> int | None:
 
 OVERDUE_S = 5.0
 OVERDUE_TIMES = 10
-"""a step is overdue if it takes this many times its usual length, and at least `OVERDUE_S`"""
+"""a step is overdue after this many times the usual duration of a step, but not before `OVERDUE_S` seconds"""
 
 
 def overdue_after_s(usual_s: float) -> float:

@@ -43,7 +43,7 @@ class Ring(NamedTuple):
     """A ring buffer in the file, in which new rows replace the oldest rows."""
 
     at: int
-    """offset of its first row in the file"""
+    """offset of the first row in the file, in bytes"""
     num_places: int
     row: struct.Struct
 
@@ -65,7 +65,7 @@ class Ring(NamedTuple):
 
 
 HEAD = struct.Struct("<8sqq")
-"""magic, format, and size in bytes of the identity, which follows as JSON"""
+"""magic bytes, format version, and size in bytes of the identity; the identity follows as JSON"""
 HEAD_BYTES = 4096
 STATE = _row(PulseState)
 STATE_AT = HEAD_BYTES

@@ -32,14 +32,14 @@ class StepMode(StrEnum):
     ALONE = "alone"
     """like `LIGHT`, but without gradient communication"""
     WITHOUT_DDP = "without_ddp"
-    """like `OFF`, but DDP does nothing except call its module"""
+    """like `OFF`, but DDP only calls its module and does nothing else"""
     CUT = "cut"
     """a profiled step that took too long; only its first part is in the trace"""
     DONE = "done"
 
 
 DETAILED_MODES = (StepMode.LIGHT, StepMode.PROFILED, StepMode.BASELINE, StepMode.ALONE)
-"""modes that record the parts of a step; in other modes, at most its duration is recorded"""
+"""modes in which ddpprof records the parts of a step; in all other modes, it records the step's duration at most"""
 
 
 TORCH_TIMES = (
@@ -58,13 +58,13 @@ class Forward(Struct, frozen=True, array_like=True):
     """index into ``Record.modules``"""
     start_ns: Int64
     inner_start_ns: Int64
-    """end of the work that DDP does before the forward pass of the module"""
+    """end of DDP's own work before it calls the module's forward pass"""
     inner_end_ns: Int64
     end_ns: Int64
     buffer_sync_ns: Int64
     rebuild_ns: Int64
     synchronizes: bool
-    """``False`` under ``no_sync()``"""
+    """``False`` under ``no_sync()``, so that the backward pass does not reduce gradients"""
     has_gradients: bool = True
     """``False`` under ``no_grad()``, for example in an evaluation"""
 
@@ -85,14 +85,15 @@ class BackwardPass(Struct, frozen=True, array_like=True):
     origin_ns: Int64
     """end of the module's last forward pass before the backward pass"""
     ready_ns: tuple[Int64 | None, ...]
-    """time at which each gradient was accumulated, in the reducer's parameter order; ``None`` if it was not accumulated
+    """time at which each parameter's gradient was accumulated, in the reducer's parameter order; ``None`` if the
+    parameter got no gradient
     """
     buckets: tuple[BucketTimes, ...] = ()
-    """buckets with recorded times"""
+    """buckets for which times were recorded"""
     adds_up: bool = False
     """True if the module already had gradients when the pass began (gradient accumulation)"""
     call: Int64 = 0
-    """number of the ``backward()`` call in the step; one call may go through several modules; 0 if unknown"""
+    """number of the ``backward()`` call within the step; 0 if unknown; one call may go through several modules"""
 
     @property
     def last_ready_ns(self) -> int | None:
@@ -107,13 +108,13 @@ class DeviceMemory(Struct, frozen=True, array_like=True):
     allocated_bytes: Int64
     """bytes allocated for tensors"""
     peak_bytes: Int64
-    """peak of the bytes allocated for tensors since the process began"""
+    """largest number of bytes that was allocated for tensors since the process began"""
     reserved_bytes: Int64
     """bytes reserved by PyTorch's caching allocator"""
     is_own: bool = True
     """True if the process trains on the device; False if it only has memory or a context there"""
     uuid: str | None = None
-    """identifier of the device; unlike the index, it is the same in all processes"""
+    """identifier of the device that, unlike the index, is the same in all processes"""
     total_bytes: Int64 | None = None
 
 
@@ -134,7 +135,7 @@ class Memory(Struct, frozen=True):
     """resident memory of the process on the host, in bytes"""
     peak_rss_bytes: Int64 | None = field(name="peak_rss", default=None)
     devices: tuple[DeviceMemory, ...] = ()
-    """devices on which the process trains"""
+    """devices on which the process trains, without devices on which it only has memory"""
 
 
 class RpcCall(Struct, frozen=True, array_like=True):
@@ -146,7 +147,7 @@ class RpcCall(Struct, frozen=True, array_like=True):
     """``"sync"`` or ``"async"``"""
     start_ns: Int64
     end_ns: Int64 | None
-    """``None`` if no reply arrived within the step"""
+    """time at which the reply arrived; ``None`` if no reply arrived within the step"""
     request_bytes: Int64
     reply_bytes: Int64 | None
 
@@ -161,25 +162,33 @@ class RecordedStep(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """time that the training thread waited for the DataLoader"""
     forwards: tuple[Forward, ...] = ()
     began_evaluation: bool = False
-    """whether a pass over a DataLoader began in the step, without gradients or with all DDP modules in eval mode"""
+    """whether an evaluation began in the step: a pass over a DataLoader without gradients, or with all DDP modules in
+    eval mode
+    """
     optimizers: tuple[tuple[Int64, Int64], ...] = ()
-    """start and end of each ``Optimizer.step``; if it has a closure, of the parts outside the closure"""
+    """start and end of each ``Optimizer.step``; if it calls a closure, of the parts before and after the closure"""
     passes: tuple[BackwardPass, ...] = ()
-    """backward passes with gradient synchronization, by `origin_ns`; a module may have several in a step"""
+    """backward passes with gradient synchronization, sorted by `origin_ns`; a step may have several passes through a
+    module
+    """
     torch_stats: Mapping[Int64, Mapping[str, Int64]] = field(default_factory=dict)
-    """times per module from ``_get_ddp_logging_data()``, for the iteration *before* the last one of this step"""
+    """module → times from ``_get_ddp_logging_data()``; they are about the iteration *before* the last iteration of this
+    step
+    """
     memory: Memory | None = None
     rpc: tuple[RpcCall, ...] = ()
     input_numel: Int64 = 0
-    """number of elements in the largest input of a forward pass, summed over all forward passes with gradients"""
+    """size of a step's inputs: the number of elements in the largest input tensor of each forward pass with gradients,
+    summed over these forward passes
+    """
     rpc_left_out: Int64 = 0
-    """number of RPC calls beyond the maximum recorded per step"""
+    """number of RPC calls that were not recorded because the step had too many"""
     random_states: Mapping[str, Int64] = field(default_factory=dict)
-    """digests of the states of PyTorch's random number generators at the start of the step, by device type; the CPU
-    generator is omitted if a DataLoader has just drawn from it at the start of a pass
+    """device type → digest of the state of PyTorch's random number generator at the start of the step. The CPU
+    generator is omitted if a DataLoader drew from it just before, at the start of a pass
     """
     end_ns: Int64
-    """must be the last field, because it is set after the other fields have been encoded"""
+    """end of the step; must be the last field, because it is set after the other fields have been encoded"""
 
     @property
     def has_evaluation(self) -> bool:
@@ -201,11 +210,13 @@ class Batch(NamedTuple):
     """One batch from a DataLoader."""
 
     iteration: Int64
-    """number of the pass over the loader, starting at 1"""
+    """number of the pass over the DataLoader; the first pass is 1"""
     place: Int64
-    """position in the pass, starting at 1"""
+    """position of the batch in the pass; the first batch is 1"""
     samples: tuple[int, ...]
-    """digests of the first samples; if digests are equal, the parts of the samples that were read are equal"""
+    """digests of the first samples in the batch; equal digests mean that the parts of the samples that were read are
+    equal
+    """
 
 
 class Loader(Struct, frozen=True):
@@ -217,32 +228,34 @@ class Loader(Struct, frozen=True):
     batch_size: Int64 | None
     num_workers: Int64
     num_iterations: Int64
-    """number of passes begun"""
+    """number of passes over the loader that have begun"""
     epochs_set: tuple[Int64, ...] | None
-    """epoch of the ``DistributedSampler`` in each pass; ``None`` for other samplers"""
+    """epoch that the ``DistributedSampler`` had in each pass; ``None`` for other samplers"""
     shuffles: bool
     set_epoch_called: bool = False
     num_batches: Int64 | None = None
-    """number of fetched batches; this and the following fields are ``None`` in records of older versions of ddpprof"""
+    """number of fetched batches; this field and all later fields of the class are missing in records of older versions
+    of ddpprof
+    """
     num_fed: Int64 | None = None
-    """number of batches for which a DDP forward pass with gradients began before the loader's next batch was fetched"""
+    """number of batches that were followed by a DDP forward pass with gradients before the next batch was fetched"""
     num_passed_on: Int64 | None = None
-    """number of recorded forward passes with gradients for which the largest input is as large as a tensor of a recent
+    """number of recorded forward passes with gradients whose largest input has as many elements as a tensor of a recent
     batch
     """
     waited_ns: Int64 | None = None
-    """time that the training thread waited for this loader in the recorded steps"""
+    """time for which the training thread waited for this loader in the recorded steps"""
     persistent_workers: bool = False
     batches: tuple[Batch, ...] = ()
-    """batches of the recorded steps with samples that could be read"""
+    """batches that were fetched in the recorded steps and contain samples that ddpprof could read"""
     batches_per_pass: Int64 | None = None
-    """``len(loader)``; ``None`` for an ``IterableDataset``, because PyTorch can only estimate its length"""
+    """``len(loader)``; ``None`` for an ``IterableDataset``, for which PyTorch can only estimate the length"""
     worker_seeds: tuple[int, ...] = ()
-    """digests of the worker seeds in the first passes, if they are drawn by PyTorch or by the loader"""
+    """digests of the seeds of the loader's workers in the first passes, if PyTorch or the loader draws these seeds"""
     draws_in_workers: bool = False
-    """True if the code of the dataset draws random numbers in the workers"""
+    """True if the dataset's code draws random numbers in the workers"""
     has_generator: bool = False
-    """True if the script passed a ``generator``"""
+    """True if the script passed a ``generator`` to the DataLoader"""
 
     @property
     def is_iterable(self) -> bool:
@@ -261,73 +274,81 @@ class Replica(Struct, frozen=True):
     module: Int64
     """index into ``Record.modules``"""
     steps: tuple[Int64, Int64]
-    """numbers of steps; the values were read before each of these steps"""
+    """numbers of two steps; `before` was read before the first of these steps, and `after` before the second"""
     before: tuple[float, ...]
     after: tuple[float, ...]
     resolution: float
-    """largest machine epsilon of the sampled data types"""
+    """largest machine epsilon of the data types of the sampled parameters"""
     num_unreduced_passes: Int64
-    """number of recorded backward passes without a DDP forward pass, so that their gradients were not reduced"""
+    """number of recorded backward passes that no DDP forward pass preceded, so that DDP did not reduce their
+    gradients
+    """
 
 
 class UnaveragedParameters(Struct, frozen=True):
     """Parameters that a rank trains without DDP averaging their gradients."""
 
     module: str
-    """class of the DDP module that contains the parameters or, if there is none, of the outermost module that does"""
+    """class of the DDP module that contains the parameters or, if no DDP module does, of the outermost module
+    that does
+    """
     names: tuple[str, ...]
     is_wrapped: bool
-    """True if they belong to a DDP module that the script never calls"""
+    """True if the parameters belong to a DDP module whose ``forward`` the script never calls"""
     replica: Replica
-    """samples of their values; its `module` is an index into ``Record.unaveraged``"""
+    """samples of the parameters' values; `Replica.module` is here an index into ``Record.unaveraged``"""
     shapes: tuple[tuple[Int64, ...], ...] = ()
-    """shapes of all checked parameters of the module"""
+    """shape of each parameter of the module that was checked"""
 
 
 class UntrainedParameters(Struct, frozen=True):
     """Parameters that get gradients but are not trained by any optimizer."""
 
     module: str
-    """class of the DDP module that contains the parameters or, if there is none, of the outermost module that does"""
+    """class of the DDP module that contains the parameters or, if no DDP module does, of the outermost module
+    that does
+    """
     names: tuple[str, ...]
     num_bytes: Int64
     is_wrapped: bool = True
-    """True if they belong to a DDP module, which reduces their gradients"""
+    """True if the parameters belong to a DDP module, so that DDP reduces their gradients"""
 
 
 class OptimizerFacts(Struct, frozen=True):
     """One optimizer that has taken steps."""
 
     name: str
-    """its class"""
+    """class of the optimizer"""
     state_bytes: Int64
     """bytes of the tensors in the optimizer's state, such as Adam's two moments"""
     is_sharded: bool = False
     """True if this rank keeps the state of only some parameters, as with ``ZeroRedundancyOptimizer``"""
     is_fused: bool | None = None
-    """value of the argument ``fused``; ``None`` if it was not given or does not exist"""
+    """value of the optimizer's ``fused`` argument; ``None`` if the script did not pass it or the optimizer does not
+    have it
+    """
     could_be_fused: bool = False
-    """True if a fused implementation exists for all parameters on their devices"""
+    """True if PyTorch has a fused implementation for all parameters on their devices"""
     takes_sparse: bool = False
-    """True if the optimizer takes the same steps with sparse and with dense gradients"""
+    """True if the optimizer computes the same update from a sparse gradient as from a dense gradient"""
     num_groups: Int64 = 0
-    """number of its parameter groups"""
+    """number of the optimizer's parameter groups"""
     num_parameters: Int64 = 0
-    """number of parameter tensors in all groups"""
+    """number of parameter tensors in all parameter groups"""
 
 
 class HostRead(Struct, frozen=True):
     """A line of the script in which the host waits for the accelerator in profiled steps."""
 
     written: str
-    """called function, such as ``item()``"""
+    """name of the called function, as users write it, such as ``item()``"""
     place: str
-    """line of the user's code, as ``file:line in function``"""
+    """line of the user's code that calls the function, as ``file:line in function``"""
     num_calls: Int64
     waited_ns: Int64
-    """total time that the calls took"""
+    """total duration of the calls"""
     num_steps: Int64
-    """number of profiled steps in which calls were recorded"""
+    """number of profiled steps in which ddpprof recorded such calls"""
     library: str = ""
     """file of PyTorch that makes the calls when the line calls it, such as ``amp/grad_scaler.py``; otherwise empty"""
 
@@ -348,17 +369,19 @@ class CodeSamples(Struct, frozen=True):
     """Samples of the training thread in profiled steps: the line of the script that it executed."""
 
     began_ns: Int64
-    """beginning of the first sample, ns since 1970"""
+    """start of the first sample, ns since 1970"""
     ends_us: tuple[Int64, ...]
-    """end of each sample, µs since the beginning; a sample begins at the end of the previous one"""
+    """end of each sample, µs since `began_ns`; each sample starts at the end of the previous sample"""
     places: tuple[Int64, ...]
-    """index in `lines` for each sample; -1 if no code of the user was running"""
+    """for each sample, index in `lines`; -1 if no code of the user was running"""
     lines: tuple[str, ...]
     """lines of the user's code, as ``file:line in function``"""
     is_in_framework: tuple[bool, ...]
-    """for each line, whether it was calling a function of PyTorch or of a training framework"""
+    """for each line, whether the line was in a call to a function of PyTorch or of a training framework"""
     is_in_backward: tuple[bool, ...] = ()
-    """for each line, whether autograd ran it in a backward pass; empty in records of older versions of ddpprof"""
+    """for each line, whether autograd called the line in a backward pass; empty in records of older versions of
+    ddpprof
+    """
 
 
 class CollectiveOfSomeRanks(Struct, frozen=True):
@@ -366,9 +389,9 @@ class CollectiveOfSomeRanks(Struct, frozen=True):
 
     name: str
     place: str
-    """line of the script, as ``file:line in function``"""
+    """line of the script that calls the collective, as ``file:line in function``"""
     condition: str
-    """source code of the condition for the call, such as ``"rank == 0"``"""
+    """source code of the condition under which the collective is called, such as ``"rank == 0"``"""
 
 
 class UnusualCollective(Struct, frozen=True):
@@ -381,7 +404,7 @@ class UnusualCollective(Struct, frozen=True):
     name: str
     num_values: int
     place: str | None
-    """line of the user's code that called it, in the form ``file:line in function``"""
+    """line of the user's code that called the collective, as ``file:line in function``"""
 
 
 def error_in(ended: str | None) -> str | None:
@@ -403,83 +426,95 @@ class Record(Struct, frozen=True, kw_only=True):
     modules: tuple[DdpModule, ...] = ()
     loaders: tuple[Loader, ...] = ()
     checkpoints: tuple[str, ...] = ()
-    """absolute paths written by ``torch.save``"""
+    """absolute paths to which the rank wrote with ``torch.save``"""
     steps: tuple[RecordedStep, ...] = ()
-    """recorded steps, which are stored in their own file"""
+    """recorded steps; they are stored in a separate file"""
     profiler_pause_ns: Int64 | None = None
-    """time that training was paused to start the profiler and to write the trace"""
+    """time for which training was paused while the profiler started and while the trace was written"""
     ended: str | None = None
-    """``"finished"``, ``"interrupted"``, ``"failed: …"``, or ``None`` if the process could not record how it ended"""
+    """``"finished"``, ``"interrupted"`` or ``"failed: …"``; ``None`` if the process could not record how it ended"""
     ended_unix_ns: Int64 | None = None
     num_steps: Int64 | None = None
-    """number of finished steps when the rank ended or, if unknown, at its last known activity"""
+    """number of steps that were finished when the rank ended or, if that is unknown, at the rank's last known
+    activity
+    """
     last_step_unix_ns: Int64 | None = None
-    """end of the last finished step; only set if the rank did not record how it ended"""
+    """end of the last finished step; set only if the rank could not record how it ended"""
     group_size: Int64 | None = None
-    """number of ranks that average their gradients together"""
+    """number of ranks whose gradients are averaged together"""
     group_ranks: tuple[Int64, ...] | None = None
-    """ranks that average their gradients with this rank; ``None`` if all ranks of the job do, or if unknown"""
+    """ranks with which this rank averages gradients; ``None`` if these are all ranks of the job, or if unknown"""
     framework: str | None = None
     """framework that created the DDP module: ``"transformers"``, ``"lightning"``, ``"fabric"``, ``"accelerate"``"""
     is_compiled: bool = False
     """True if torch.compile has compiled code in the process"""
     is_at_compile_limit: bool = False
-    """True if torch.compile has stopped compiling a function that was recompiled too often"""
+    """True if torch.compile has stopped compiling a function because the function was recompiled too often"""
     compilation: Compilation | None = None
-    """how torch.compile is applied to the first DDP module; ``None`` if it is not applied, or if unknown"""
+    """how torch.compile is applied to the first DDP module; ``None`` if the module is not compiled, or if unknown"""
     num_cores: Int64 | None = None
-    """number of cores that the process may use"""
+    """number of CPU cores on which the process may run"""
     num_threads: Int64 | None = None
     """``torch.get_num_threads()``"""
     data_parallel: tuple[DataParallelModule, ...] = ()
     devices: tuple[DeviceMemory, ...] = ()
-    """devices on which the process had memory or a context when the record was last written"""
+    """devices on which the process had memory or a context when the record was written"""
     peaks: tuple[MemoryPeak, ...] = ()
-    """memory peaks at the end of the steps before the recorded steps"""
+    """memory peak of the host and of each device in the first steps, and the part of the step in which it was
+    reached
+    """
     replicas: tuple[Replica, ...] = ()
-    """samples of the parameters of modules that could be read, if the recording was completed"""
+    """sampled parameter values of each module whose parameters could be read; only present if the recording was
+    completed
+    """
     run_id: str | None = None
-    """identifier shared by all ranks of a job"""
+    """identifier of the run, the same on all ranks"""
     profiles: bool = True
     """True if the rank was selected for profiling; in a large job, only some ranks are selected"""
     no_trace: str | None = None
     """reason why there is no trace, or why the trace is incomplete"""
     timeout_s: float | None = None
-    """timeout of the process group's collectives"""
+    """timeout of collectives in the process group"""
     joins: bool = False
-    """True if training runs within ``DistributedDataParallel.join()``, which allows uneven numbers of batches"""
+    """True if training runs within ``DistributedDataParallel.join()``, so that ranks may have different numbers of
+    batches
+    """
     of_some_ranks: tuple[CollectiveOfSomeRanks, ...] = ()
-    """collectives that the training script calls on only some ranks; only unambiguous cases are included"""
+    """collectives that the script calls on only some ranks; ddpprof lists only cases that are certain from the source
+    code
+    """
     unfrozen: tuple[str, ...] = ()
-    """names of trained parameters that DDP does not average, because they were frozen when DDP was constructed"""
+    """names of trained parameters whose gradients DDP does not average, because they were frozen when DDP was
+    constructed
+    """
     ended_place: str | None = None
-    """line of the user's code at which an error ended the rank, in the form ``file:line in function``"""
+    """line of the user's code in which an error ended the rank, as ``file:line in function``"""
     ended_in: str | None = None
-    """``torch.distributed`` collective in which that error was raised"""
+    """``torch.distributed`` collective that was running when this error was raised"""
     ended_parameters: tuple[Int64, ...] = ()
-    """indices, in the reducer's order, of the parameters listed in DDP's error message"""
+    """indices, in the reducer's order, of the parameters that DDP's error message lists"""
     ended_in_checkpoint: bool = False
-    """True if the error was raised in the backward pass of a checkpoint with ``use_reentrant=True``"""
+    """True if this error was raised in the backward pass of a ``torch.utils.checkpoint`` with ``use_reentrant=True``"""
     was_aborted_by_library: bool = False
-    """True if a non-Python thread, such as one of gloo, aborted the process"""
+    """True if a thread that does not run Python code, such as a thread of gloo, aborted the process"""
     unusual_collective: UnusualCollective | None = None
-    """collective that a failed rank called more often in its last step than before, if any"""
+    """collective that a failed rank called more often in its last step than in earlier steps, if any"""
     unaveraged: tuple[UnaveragedParameters, ...] = ()
     untrained: tuple[UntrainedParameters, ...] = ()
     host_reads: tuple[HostRead, ...] = ()
-    """lines at which the training thread waited for the accelerator in profiled steps, longest waits first"""
+    """lines at which the training thread waited for the accelerator in profiled steps, longest total wait first"""
     code_samples: CodeSamples | None = None
-    """lines of the script that ran in profiled steps"""
+    """samples of the lines that the training thread executed in profiled steps"""
     optimizers: tuple[OptimizerFacts, ...] | None = None
     """optimizers that have taken steps; ``None`` in records of older versions of ddpprof"""
     core_list: str | None = None
-    """numbers of the cores that the process may use, separated by commas"""
+    """numbers of the CPU cores on which the process may run, separated by commas"""
     cpu_quota: float | None = None
-    """CPU limit of the control group, as a number of cores; ``None`` if there is no limit"""
+    """CPU limit of the control group, in cores; ``None`` if there is no limit"""
     machine_cores: Int64 | None = None
     """number of cores of the machine"""
     debugging: tuple[str, ...] = ()
-    """settings for debugging that slow down each step: ``detect_anomaly`` or environment variables with their value"""
+    """debugging settings that slow down every step: ``detect_anomaly``, or environment variables with their values"""
     links: LinkFacts | None = None
     """links of the machine; ``None`` in records of older versions of ddpprof"""
 

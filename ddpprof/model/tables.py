@@ -36,15 +36,15 @@ Int64Column = NDArray[np.int64]
 Int32Column = NDArray[np.int32]
 
 NO_STEP = -1
-"""``step`` of a row that belongs to no recorded step"""
+"""value of ``step`` in rows that belong to no recorded step"""
 
 HOOK_NODE = "AccumulateGrad"
-"""suffix of the name of the autograd node that runs the hooks of a parameter's gradient"""
+"""suffix in the name of the autograd node that runs the hooks of a parameter's gradient"""
 
 TableT = TypeVar("TableT", bound="DataclassInstance")
 
 UNKNOWN = -1
-"""value for missing entries in columns of sizes or identifiers; measures convert it to ``None``"""
+"""value that stands for a missing size or identifier in a column; results contain ``None`` instead"""
 
 
 class Phase(IntEnum, metaclass=InterruptibleEnum):
@@ -80,9 +80,9 @@ class Mark(IntEnum, metaclass=InterruptibleEnum):
     COLLECTIVE_CALL = 7
     """``c10d::…`` op: the host passes a collective to the backend"""
     SYNC_BATCH_NORM = 8
-    """``SyncBatchNorm``: forward pass of the autograd function, which gathers statistics"""
+    """forward pass of ``SyncBatchNorm``'s autograd function, which gathers statistics from all ranks"""
     DATA_PARALLEL = 9
-    """``DataParallel.forward`` of one process with several devices"""
+    """forward pass of ``nn.DataParallel``, which uses several devices from one process"""
     REPLICATE = 10
     """``Broadcast``: DataParallel copies parameters to its devices"""
     SCATTER = 11
@@ -94,7 +94,9 @@ class Mark(IntEnum, metaclass=InterruptibleEnum):
     SHARDED = 14
     """FSDP, which reduces shards instead of buckets"""
     FLATTEN = 15
-    """tensors are flattened into one or unflattened; Apex does this with gradients before and after an all-reduce"""
+    """several tensors are flattened into one tensor, or the reverse; Apex does this with gradients before and after an
+    all-reduce
+    """
     DEVICE_WAIT = 16
     """``cudaStreamSynchronize`` or similar: the host waits until the accelerator has finished its work"""
     DEVICE_MEMORY = 17
@@ -137,11 +139,11 @@ class Kernel:
 
     name: str
     launch_shape: str | None = None
-    """grid and block; ``None`` on CPU, or if not in the trace"""
+    """grid and block dimensions of the launch; ``None`` on CPU, or if not in the trace"""
     input_shapes: str | None = None
     """input shapes of the op that launched the kernel, in the format of the trace; ``None`` if not recorded"""
     position: int | None = None
-    """on CPU: position of the op among the ops with the same name in its step"""
+    """on CPU: position of the op among the ops with the same name in its step; ``None`` on accelerators"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,16 +168,16 @@ class Work(_Table):
     name: Int32Column
     """index into ``Trace.names``"""
     phase: NDArray[np.int8]
-    """`Phase`"""
+    """value of `Phase`"""
     step: Int32Column
     lane: Int64Column
-    """stream of an accelerator, or thread of the CPU"""
+    """stream of an accelerator, or thread of the host"""
     kernel: Int32Column
-    """index into ``Trace.kernels``, or `UNKNOWN` for copies, which have no identity"""
+    """index into ``Trace.kernels``; `UNKNOWN` for copies, which are not listed there"""
     launched_ns: Int64Column
-    """start of the host call that launched it, or `UNKNOWN`; on CPU, the start of the op"""
+    """start of the host call that launched the work, or `UNKNOWN`; on CPU, the start of the op"""
     device: Int32Column
-    """accelerator on which it ran, or `UNKNOWN`"""
+    """accelerator on which the work ran, or `UNKNOWN`"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,17 +191,17 @@ class Collectives(_Table):
     step: Int32Column
     lane: Int64Column
     kind: NDArray[np.int8]
-    """`CollectiveKind`"""
+    """value of `CollectiveKind`"""
     launched_ns: Int64Column
-    """start of the host call that launched it (kernel launch or ``c10d::*`` op), or `UNKNOWN`"""
+    """start of the host call that launched the collective (kernel launch or ``c10d::*`` op), or `UNKNOWN`"""
     num_bytes: Int64Column
     """message size as defined by nccl-tests (the larger of this rank's input and output), or `UNKNOWN`"""
     group: Int32Column
     """index into ``Trace.groups``, or `UNKNOWN`"""
     sequence: Int64Column
-    """sequence number within the group, or `UNKNOWN`"""
+    """sequence number within the process group, or `UNKNOWN`"""
     device: Int32Column
-    """accelerator on which it ran, or `UNKNOWN`"""
+    """accelerator on which the collective ran, or `UNKNOWN`"""
 
     @property
     def asked_ns(self) -> Int64Column:
@@ -214,7 +216,7 @@ class HostSpans(_Table):
     start_ns: Int64Column
     end_ns: Int64Column
     mark: NDArray[np.int8]
-    """`Mark`"""
+    """value of `Mark`"""
     name: Int32Column
     step: Int32Column
     thread: Int64Column
@@ -231,7 +233,7 @@ class Step:
     start_ns: int
     end_ns: int
     cycle: int = 0
-    """index of the profiler cycle that contains the step; nothing is known about the time between cycles"""
+    """index of the profiler cycle that contains the step; the trace has no data about the time between cycles"""
 
     @property
     def duration_ns(self) -> int:
@@ -261,9 +263,9 @@ class Trace:
     files: tuple[str, ...] = ()
     """paths of the trace files, in time order"""
     steps_are_counted: bool = False
-    """True if the trace has no ``ProfilerStep#k``, and step numbers count DDP forward passes instead"""
+    """True if the trace has no ``ProfilerStep#k``, so that step numbers count DDP forward passes"""
     has_cuda: bool = True
-    """False if the host called accelerator functions, but no CUDA or HIP functions"""
+    """False if the host called functions of an accelerator, but none of CUDA or HIP"""
     notes: tuple[str, ...] = ()
     """messages for the report about missing or repaired data"""
 
@@ -287,7 +289,7 @@ class PluginCollective:
     """A collective with a name that the plugin recognizes."""
 
     name: str
-    """``nccl:all_reduce``, …; the plugin matches the i-th collectives of all ranks with each other"""
+    """``nccl:all_reduce``, …; the plugin assumes that the i-th collective of each rank is the same collective"""
     start_ns: int
     end_ns: int
     num_bytes: int | None
@@ -300,7 +302,9 @@ class PluginView:
     device: str
     """``"cpu"`` or ``"gpu"``"""
     epoch_ns: int | None
-    """offset to add to the times of the view to get nanoseconds since 1970"""
+    """offset to add to the times in this class to get nanoseconds since 1970"""
     steps: tuple[Step, ...]
     collectives: Mapping[tuple[int, int], PluginCollective]
-    """collectives by start time and by index among those with the same start; only those on all ranks are included"""
+    """start time, and index among collectives with the same start time → collective; contains only collectives that all
+    ranks have
+    """

@@ -51,25 +51,25 @@ class StepSlowdown(msgspec.Struct, frozen=True):
 
     first_step: int
     last_step: int | None
-    """``None`` if it has not ended"""
+    """number of the last slow step; ``None`` if the slowdown has not ended"""
     before_ns: Int64
-    """length of a normal step, ns"""
+    """duration of a normal step, ns"""
     after_ns: Int64
-    """length of a slow step, ns"""
+    """duration of a slow step, ns"""
     num_steps: int
-    """number of steps on which the comparison is based"""
+    """number of slow steps from which `after_ns` was computed"""
     began_ns: Int64 | None
-    """start of the slowdown"""
+    """start of the slowdown, in ns since 1970"""
     ended_ns: Int64 | None
     cause: SlowdownCause
     ranks: tuple[int, ...]
     """ranks on which the cause was found"""
     part: StepPart | None = None
-    """part of the step that increased most on these ranks"""
+    """part of the step whose duration increased most on these ranks"""
     first_gradient_later_ns: Int64 | None = None
-    """additional time until the first gradient on these ranks, ns; ``None`` if negligible"""
+    """time by which the first gradient is ready later on these ranks, ns; ``None`` if negligible"""
     is_coarse: bool = False
-    """whether the slowdown was found in summaries of many steps; its first and last step are then approximate"""
+    """whether the slowdown was found in summaries of many steps, so that its first and last step are approximate"""
 
     @property
     def growth(self) -> float:
@@ -94,25 +94,27 @@ class Pause(msgspec.Struct, frozen=True):
     kind: PauseKind
     num_steps: int
     extra_ns: Int64
-    """additional time of these steps compared to normal steps, ns"""
+    """total time by which these steps were longer than normal steps, ns"""
     every: int | None = None
-    """distance between these steps, if regular; this and the following fields are set for the kind ``UNKNOWN`` only"""
+    """number of steps from one of these steps to the next, if it is constant; only set for the kind ``UNKNOWN``"""
     part: StepPart | None = None
-    """part of the step that takes most of the additional time; ``None`` if unknown or not a rank's own time"""
+    """part of the step that takes most of the additional time; ``None`` if unknown, or if the time is not spent in a
+    rank's own work
+    """
     ranks: tuple[int, ...] = ()
     """ranks on which that part takes longer; the other ranks wait for them"""
     last_step: int | None = None
-    """number of the last of these steps; given for the kind ``COMPILATION`` only"""
+    """number of the last of these steps; only set for the kind ``COMPILATION``"""
 
 
 class UnevenWork(msgspec.Struct, frozen=True):
     """Ranks that take turns at being the slowest rank, for example because their batches differ in size."""
 
     lost_ns: Int64
-    """own time of the slowest rank minus the mean own time of all ranks, in ns, as a mean over the steps"""
+    """own time of the slowest rank minus the mean own time of all ranks, in ns, averaged over the steps"""
     num_steps: int
     most_often: float
-    """fraction of the steps in which the most frequent slowest rank is the slowest rank"""
+    """fraction of the steps in which the rank that is slowest most often is the slowest"""
 
 
 class Slowdowns(msgspec.Struct, frozen=True):
@@ -132,21 +134,23 @@ class Stretch:
     start_ns: int
     end_ns: int
     median_ns: int
-    """median duration of the steps without a save, an evaluation, or recording by ddpprof"""
+    """median duration of the steps without a `StepFlag` (such as a save, an evaluation or recording)"""
     longest_ns: int
     data_ns: int
     forward_ns: int
     backward_ns: int
-    """backward passes, including all waiting for other ranks"""
+    """backward passes, including the time spent waiting for other ranks"""
     optimizer_ns: int
     wait_ns: int | None
-    """waiting for other ranks: from the last gradient to the end of the backward pass, in DDP's broadcast of buffers,
-    and in the script's collectives; ``None`` if unknown
+    """time spent waiting for other ranks: from the last gradient to the end of the backward pass, in DDP's broadcast of
+    buffers, and in the script's collectives; ``None`` if unknown
     """
     memory_bytes: int | None
-    """resident memory of the process at the last sample"""
+    """resident memory of the process in the last sample of these steps"""
     num_flagged: int
-    """number of steps with a save, an evaluation, recording by ddpprof, or a new epoch"""
+    """number of steps with a `StepFlag`: a save, an evaluation, recording by ddpprof, the start or end of an epoch, or
+    compilation
+    """
 
     @property
     def mean_ns(self) -> int:
@@ -177,7 +181,7 @@ class LongStep:
     start_ns: int
     length_ns: int
     why: tuple[str, ...]
-    """reasons for its duration: ``"recorded"``, ``"saved"``, ``"evaluated"``, ``"began an epoch"``"""
+    """reasons for the duration: ``"recorded"``, ``"saved"``, ``"evaluated"``, ``"began an epoch"``, ``"compiled"``"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,14 +201,15 @@ class RankWholeRun:
     rank: int
     host: str
     created_ns: int
-    """time at which the rank created its pulse"""
+    """time at which the rank created its pulse file"""
     first_step: int
-    """number of the first step in the pulse"""
+    """number of the first step in the pulse file"""
     num_steps: int
-    """number of finished steps, including steps before the first step in the pulse; also the number of the current step
+    """number of finished steps, including steps before the first step in the pulse file; also the number of the current
+    step
     """
     last_ns: int
-    """time of the last known activity of the process"""
+    """time of the process's last known activity"""
     ended: str | None
     """``"finished"``, ``"failed"``, ``"interrupted"``, ``"unwatched"`` (ddpprof stopped recording); ``None`` if unknown
     """
@@ -212,40 +217,43 @@ class RankWholeRun:
     """last activity of the training thread, such as ``"backward"``"""
     activity_since_ns: int
     whole: Stretch | None
-    """all steps in the pulse; ``None`` if there are none"""
+    """summary of all steps in the pulse file; ``None`` if there are no steps"""
     stretches: tuple[Stretch, ...] = ()
-    """about ten ranges with equal numbers of steps"""
+    """summaries of about ten ranges with equal numbers of steps"""
     curve: tuple[CurvePoint, ...] = ()
-    """step durations over time, in at most 200 points"""
+    """step duration over time, as at most 200 points"""
     longest: tuple[LongStep, ...] = ()
-    """longest steps, longest first"""
+    """longest steps, in descending order of duration"""
     first_memory_bytes: int | None = None
-    """resident memory of the process at the first known sample"""
+    """resident memory of the process in the first sample with a known value"""
     last_memory_bytes: int | None = None
-    """resident memory at the last sample"""
+    """resident memory of the process in the last sample"""
     memory_growth_bytes: int | None = None
-    """growth of memory between samples, except while ddpprof recorded steps; ``None`` with fewer than two samples"""
+    """sum of the memory growth between samples, except while ddpprof recorded steps; ``None`` with fewer than two
+    samples
+    """
     own_ns_of_stretches: tuple[int, ...] = ()
     """median own time per step in each of ten ranges with about the same number of steps. Own time is the step time
-    without the time that the rank waited for other ranks. Empty with fewer than ten steps, or if the waiting time is
-    unknown
+    without the time spent waiting for other ranks. Empty with fewer than ten steps, or if the waiting time is unknown
     """
     num_unpaired: int = 0
-    """number of forward passes without a backward pass, in excess of the number that occurs in every step"""
+    """number of forward passes that should have been followed by a backward pass but were not; forward passes that lack
+    one in every step do not count
+    """
     unpaired_step: int | None = None
-    """number of the first step with such a forward pass"""
+    """number of the first step with a forward pass counted in `num_unpaired`"""
     num_passes: int = 0
     """number of backward passes with gradient synchronization that the rank has begun"""
     nonfinite: NonfiniteSteps | None = None
     """steps with a NaN or infinite loss; ``None`` if there are none"""
     queued_ns: int | None = None
-    """total time that threads of the rank waited for a CPU core between the first and the last stored sample; ``None``
-    with fewer than two samples
+    """total time for which the rank's threads waited for a CPU core between the first and the last stored sample;
+    ``None`` with fewer than two samples
     """
     sampled_ns: int = 0
-    """time between these samples"""
+    """time between the first and the last stored sample"""
     cpu_ns: int | None = None
-    """CPU time of the training thread between these samples; ``None`` if unknown"""
+    """CPU time of the training thread between the first and the last stored sample; ``None`` if unknown"""
 
     @property
     def busy_share(self) -> float | None:
@@ -260,21 +268,29 @@ class WholeRun:
     """Summary of the entire training run, beginning with the first step in the ranks' pulses."""
 
     num_steps: int
-    """largest number of finished steps of any rank, including steps before the first step in the pulse"""
+    """number of finished steps of the rank that is furthest ahead, including steps before the first step in its pulse
+    file
+    """
     first_step: int
-    """number of the first step in the pulse"""
+    """number of the first step in the pulse files"""
     duration_ns: int
-    """time from the first to the last entry in the pulses"""
+    """time from the creation of the first pulse file to the last known activity of any rank"""
     ranks: tuple[RankWholeRun, ...]
-    """ranks with a pulse; only the first rank with steps has a history over time, because DDP synchronizes the ranks"""
+    """ranks with a pulse file; only the first of them that has steps has a curve over time, because DDP synchronizes
+    the ranks
+    """
     slowdowns: tuple[StepSlowdown, ...] = ()
-    """periods in which steps took longer without a known pause, in order"""
+    """periods in which steps took longer and no known pause explains it, in order"""
     pauses: tuple[Pause, ...] = ()
-    """time taken by checkpoints, evaluation, recording, new epochs, and long steps without a known reason"""
+    """single steps that took longer, grouped by reason: checkpoints, evaluation, recording, new epochs, compilation, or
+    unknown
+    """
     uneven: UnevenWork | None = None
-    """``None`` if the waiting time of a rank is unknown, or if there are too few steps"""
+    """ranks that take turns at being slowest; ``None`` if a rank's waiting time is unknown, or if there are too few
+    steps
+    """
     hang: Verdict | None = None
-    """last verdict on a hang of the job"""
+    """the last verdict, if the job hung"""
     captures: tuple[int, ...] = ()
     """numbers of the runs (``capture-1``, …) that were requested with ``ddpprof capture``"""
 

@@ -25,9 +25,9 @@ from ddpprof.monitor.verdicts import lost_a_peer, unusual_collective_of, verdict
 from ddpprof.words import clauses
 
 _NEW, _OUT_OF_TURN, _OF_DDP, _DUE = range(4)
-"""how well a collective matches the pattern of earlier steps"""
+"""how well a collective matches the pattern of earlier steps, from not at all to completely"""
 _REGULAR = 3
-"""minimum number of calls for a collective to count as regular"""
+"""a kind of collective counts as regular if it has been called at least this many times"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +277,7 @@ def of_collectives_that_met(table: Table) -> Verdict | None:
 
 
 _MISMATCHED = re.compile(r"op\.preamble\.length|op\.nbytes|[Mm]ismatch(?:ed)? .*collective|collective.* mismatch")
-"""errors that are raised when a collective is matched with a collective of a different size"""
+"""pattern for errors that are raised if a collective meets a collective of a different size"""
 
 
 def _died_of_another_size(positions: Sequence[Position]) -> bool:

@@ -24,13 +24,13 @@ from ddpprof.model.whole_run import SlowdownCause, StepPart
 
 _HALF = 0.5
 _AS_BAD = 0.6
-"""another rank is at fault as well if it has at least this share of the worst rank's growth"""
+"""another rank is also at fault if its time has grown by at least this share of the worst rank's growth"""
 _NOTABLE = 0.4
-"""throttling, or waiting for a CPU core, is the cause if it takes at least this share of a slowdown"""
+"""throttling, or waiting for a CPU core, is the cause of a slowdown if it accounts for at least this share of it"""
 _MOST = 0.8
-"""waiting for a CPU core is the cause if it takes at least this share of the growth of a rank's own time"""
+"""waiting for a CPU core is the cause if it accounts for at least this share of the growth of a rank's own time"""
 _LEAST_KNOWN = 4
-"""minimum number of steps with a known waiting time"""
+"""the waiting time must be known for at least this many steps"""
 _FAULTS_PER_STEP = 1.0
 _CLOCK_FELL = 0.95
 
@@ -41,7 +41,7 @@ class Portrait:
 
     length_ns: float
     parts: Mapping[StepPart, float]
-    """duration of each part of the rank's own time"""
+    """part of the step → how much of the rank's own time it takes"""
     wait_ns: float | None
     first_gradient_ns: float | None = None
     cpu_ns: float | None = None

@@ -30,11 +30,13 @@ from ddpprof.monitor.ras import NcclRank
 
 _STEPS = 64
 _LOOK_AGAIN_S = 0.2
-"""time in seconds between two samples of a process; the difference shows whether the process computes"""
+"""seconds between two samples of a process, from which ddpprof sees whether the process computes"""
 _COMPUTES = 0.3
 """a process counts as computing if it uses at least this share of a core"""
 _MOVES_BYTES_PER_S = 2**20
-"""a thread counts as reading or writing data at this rate or above; a thread that only polls has a lower rate"""
+"""a thread counts as reading or writing data if it does so at this rate or faster; a thread that only polls is
+slower
+"""
 _SWAPPING_PER_S = 50
 """a thread counts as swapping if it swaps in at least this many pages per second"""
 _MUCH_SWAPPED_BYTES = 16 * 2**20
@@ -50,22 +52,22 @@ class RankEvidence:
     """stack of the training thread, outermost frame first; empty if unknown"""
     record: Record | None
     process: Process | None
-    """the rank's process, if it is alive and on this machine"""
+    """the rank's process, if it is alive and runs on this machine"""
     workers: tuple[Process, ...]
     computes: bool
     helpers_compute: bool
-    """whether processes started by the rank are computing or, on CPU, other threads of the rank"""
+    """whether processes that the rank has started compute or, on CPU, other threads of the rank do"""
     moves_data: bool
-    """whether the training thread reads or writes more than `_MOVES_BYTES_PER_S`"""
+    """whether the training thread reads or writes at least `_MOVES_BYTES_PER_S`"""
     is_swapping: bool
     exit: ProcessExit | None
     num_oom_kills: int | None
-    """number of processes that the kernel's OOM killer has killed on the rank's host; see `ProcessExit`"""
+    """number of processes on the rank's host that the kernel's OOM killer has ended; see `ProcessExit`"""
     now_ns: int
     facts: OverdueFacts = _NO_FACTS
     """facts that the process reports while its step is overdue"""
     nccl: NcclRank | None = None
-    """report of NCCL's RAS subsystem on the rank, if the job uses NCCL and hangs"""
+    """what NCCL's RAS subsystem reports about the rank, if the job uses NCCL and hangs"""
 
     @property
     def rank(self) -> int:

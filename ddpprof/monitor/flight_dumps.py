@@ -28,22 +28,24 @@ _RANK = re.compile(r"(\d{1,7})(?:\.(?:json|pickle|pkl))?$")
 _MOST_BYTES = 100 * 10**6
 _MOST_FILES = 10_000
 _OF_UNEQUAL_SIZES = re.compile(r"all_?to_?all|scatter", re.IGNORECASE)
-"""collectives to which ranks may contribute different amounts of data: in a scatter, only one rank contributes"""
+"""pattern for collectives to which ranks may contribute different amounts of data; in a scatter, for example, only one
+rank contributes data
+"""
 _PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
 _MOST_ENTRIES = 1_000_000
 _MOST_TENSORS = 1_000_000
-"""maximum number of tensors in all collectives of a dump; PyTorch keeps 2,000 collectives"""
+"""maximum number of tensors in all collectives of a dump together; PyTorch keeps 2,000 collectives"""
 _MOST_CHARACTERS_OF_ERROR = 200
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 _Sizes = Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=2**48)]], msgspec.Meta(max_length=64)]
 _DEFAULT_GROUP = "0"
-"""name of the group of all ranks"""
+"""name of the process group of all ranks"""
 
 
 class DumpedCollective(NamedTuple):
     group: str
     sequence: int
-    """sequence number in its group"""
+    """sequence number in the process group"""
     name: str
     numel: int
     dtype: str
@@ -154,7 +156,7 @@ def lonely_calls(ranks: Mapping[int, Sequence[DumpedCollective]]) -> dict[str, i
 
 
 _Numbered = dict[int, dict[int, DumpedCollective]]
-"""rank → sequence number → collective, for one group"""
+"""for one process group: rank → sequence number → collective"""
 
 
 def _by_group(ranks: Mapping[int, Sequence[DumpedCollective]]) -> dict[str, _Numbered]:

@@ -39,35 +39,49 @@ from ddpprof.monitor.pulse_files import PulseHead, read_heads, read_verdict
 
 _FEW_STEPS = 5
 _FIRST_STEPS_S = 600.0
-"""seconds that each of the first steps may take; ``torch.compile`` may compile during these steps"""
+"""seconds that each of the first steps may take before ddpprof looks for a hang; ``torch.compile`` may compile during
+these steps
+"""
 _ON_PURPOSE_S = 600.0
-"""seconds that a rank may spend saving or evaluating"""
+"""seconds that a rank may save or evaluate; after that, ddpprof reports a hang"""
 _FIRST_BATCH_S = 120.0
-"""seconds that a rank may wait for the first batch of an epoch while it or its workers are active: see `_IDLE_S`"""
+"""seconds that a rank may wait for the first batch of an epoch; while it waits, the rank or its workers must be active:
+see `_IDLE_S`
+"""
 _WORKS_S = 120.0
-"""seconds that a rank may compute, read, write or wait for a program outside DDP in a step without an evaluation"""
+"""seconds that a rank may compute, read, write, or wait for a program outside DDP, in a step without an evaluation;
+after that, ddpprof reports a hang
+"""
 _POLLS_S = 60.0
-"""seconds that a rank may poll in a loop and sleep between polls"""
+"""seconds that a rank may poll in a loop, sleeping between polls; after that, ddpprof reports a hang"""
 _HELPERS_STEP_S = 5.0
 _OWN_STEP_S = 0.1
-"""a rank that uses at least this CPU time, in seconds, is not idle; a rank that only polls for a batch uses less"""
+"""less CPU time than this many seconds does not count as activity, because a rank that only polls for a batch also uses
+some
+"""
 _IDLE_S = 60.0
-"""seconds without computing, reading or writing after which a rank is no longer in an intended pause"""
+"""after this many seconds without computing, reading or writing, a rank no longer counts as being in an
+intended pause
+"""
 _OUTSIDE_S = {Wait.INPUT: 120.0, Wait.NETWORK: 120.0, Wait.FILE: 120.0, Wait.FOREIGN_LOCK: 120.0, Wait.PIPE: 60.0}
-"""seconds that an inactive rank may wait for something outside the job"""
+"""seconds that an inactive rank may wait for something outside the job; after that, ddpprof reports a hang"""
 _LIKE_BEFORE = 2.0
-"""if a pause that was reported as a hang ended by itself, the next pause at that line may be this many times as long"""
+"""if a pause was reported as a hang but ended by itself, later pauses at the same line may last this many times
+as long
+"""
 _REST_S, _REST_OF_FIRST_S = 2.5, 60.0
-"""minimum seconds that a step may take to finish after a pause; the second value is for the first steps"""
+"""seconds that a step may always take to finish after a pause; the second value is for the first steps"""
 _MOST_MOVES = 3
-"""maximum number of times per step that a report is put off because the activity of a rank has just changed"""
+"""number of times per step that ddpprof puts off a report because the activity of a rank has just changed"""
 _FORWARD_S = 3.0
-"""seconds that DDP's broadcast of buffers may take in an evaluation while another rank waits elsewhere"""
+"""seconds that DDP's broadcast of buffers may take in an evaluation while another rank does not take part in it; after
+that, ddpprof reports a hang
+"""
 _STEPS = 64
 _SLEPT_S = 5.0
-"""if a check is late by this many seconds, the machine slept, this process was stopped, or the clock was set"""
+"""if a check is this many seconds late, the machine slept, this process was stopped, or the clock was set"""
 _STACKS_S = 2.5
-"""seconds that ranks with an overdue step may take to write their stacks"""
+"""seconds for which ddpprof waits until the ranks of an overdue step have written their stacks"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +219,7 @@ class _Waking:
         self._took_long = False
         """whether the last check took so long that the machine may have slept during it"""
         self._seen: tuple[int, int] = (-1, 0)
-        """the current step, and when it was first seen"""
+        """number of the current step, and time at which ddpprof first saw it"""
 
     def wakes(self, now_ns: int) -> None:
         """Ignore timestamps before `now_ns`."""
@@ -237,8 +251,7 @@ class _IdleTimes:
 
     def __init__(self) -> None:
         self._done: dict[int, tuple[tuple[float, int], int]] = {}
-        """by rank: CPU time and bytes read or written by its processes, and the time since which they have not changed
-        """
+        """rank → CPU time and bytes read or written by its processes, and the time since when they have not changed"""
 
     def of(self, one: RankEvidence, now_ns: int) -> float:
         """Return the idle time of a rank in seconds; 0 if its process is not known."""
@@ -270,7 +283,7 @@ class _Pause:
         self.step: int | None = None
         self.seen_ns = 0
         self.num_moves = 0
-        """number of times that ranks made progress within the step, not counting evaluations"""
+        """number of times that the activity of a rank changed within the step, not counting evaluations"""
 
     def was_just_now(self, overdue: Overdue, now_ns: int) -> bool:
         """Return True if the pause ended so recently that the rest of its step may still be running."""
@@ -400,17 +413,17 @@ class Examination:
     """Result of `examine`."""
 
     verdict: Verdict | None = None
-    """``None`` if nothing is wrong"""
+    """what is wrong with the job; ``None`` if nothing is wrong"""
     overdue: Overdue | None = None
-    """step that no rank has completed in time, if the job is running"""
+    """step that no rank has finished in time, if the job is running"""
     standstill: Standstill | None = None
-    """why the overdue step is not a hang"""
+    """if there is an overdue step but no hang: what the job waits for"""
     evidence: tuple[RankEvidence, ...] = ()
-    """evidence that shows whether the job is still running"""
+    """evidence about each rank on which the result is based"""
     is_over: bool = False
     was_interrupted: bool = False
     hung_at_last: bool = False
-    """whether the verdict is about the hang that ended the job"""
+    """whether the job has ended and the verdict is about the hang that ended it"""
 
 
 def examine(directory: Path, detector: HangDetector | None = None, missed_s: float = 0.0) -> Examination:

@@ -67,7 +67,7 @@ _WORST_FIRST = (
     Fault.OWN_CODE,
 )
 _HOLDS_A_MACHINE = (Fault.STOPPED, Fault.TRACED, Fault.SWAPPING)
-"""faults that all ranks may have at the same time, because of their machine or job"""
+"""faults that the machine or the job can cause on all ranks at the same time"""
 
 
 def judge(evidence: Sequence[RankEvidence]) -> Verdict:
@@ -363,7 +363,7 @@ _ROOTED = (
     *("gather", "gather_object", "scatter", "scatter_object_list", "reduce"),
     *("broadcast", "broadcast_object_list"),
 )
-"""collectives in which one rank sends data to all other ranks or receives data from them"""
+"""collectives with a root: one rank sends data to all other ranks, or receives data from them"""
 
 
 def _waits_at(position: Position) -> tuple[str | None, str | None]:
@@ -406,11 +406,15 @@ RULES: tuple[Callable[[Table], Verdict | None], ...] = (
     _of_fewer_passes,
     _of_fewer_calls,
 )
-"""rules, in the order in which they are tried; if none applies, all ranks wait at the same place for the network"""
+"""rules in the order in which they are tried. If no rule applies, all ranks wait at the same place, so the network is
+at fault
+"""
 
 
 _EXIT_S = 8.0
-"""seconds that a process may take to exit once its training has ended"""
+"""seconds that a process may take to exit after its training has ended; after that, ddpprof reports that it does not
+exit
+"""
 
 
 def judge_exit(evidence: Sequence[RankEvidence]) -> Verdict | None:

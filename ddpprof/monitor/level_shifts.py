@@ -32,13 +32,15 @@ Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
 _OF_NORMAL = 1.4826
-"""standard deviation of a normal distribution divided by its median absolute deviation"""
+"""ratio of standard deviation to median absolute deviation in a normal distribution"""
 _OF_MEDIAN = 1.2533
-"""standard error of a median divided by the standard error of a mean"""
+"""ratio of the standard error of a median to the standard error of a mean"""
 _THREE_OF_FOUR = 1.1503
-"""three quarters of normally distributed values deviate by less than this, in standard deviations"""
+"""three quarters of normally distributed values are within this many standard deviations of the mean"""
 _FOLLOWED = 1.1
-"""correction factor; subtracting the median of the values around a window removes part of the window's variation"""
+"""correction factor: subtracting the median of the values around a window removes part of the variation between
+windows
+"""
 
 
 def noise_of_windows(values: Floats, window: int, around: int, share_steps: bool, two_levels: float) -> float:
@@ -95,16 +97,20 @@ def change_point(values: Floats, old: float, new: float) -> int:
 
 
 LEAST_GROWTH = 0.05
-"""minimum relative increase of the step time in a slowdown"""
+"""the step time must grow by at least this fraction to count as a slowdown"""
 LEAST_SHIFT = log(1 + LEAST_GROWTH)
 LASTING = log(1.04)
-"""minimum increase in each of the last parts of a window"""
+"""log of the factor by which the step time must grow in each of the last `_PARTS` parts of a window to count as a
+slowdown
+"""
 OVER = log(1.03)
-"""a slowdown has ended if the increase is less than this"""
+"""log of a factor; a slowdown has ended if step times are less than this factor above normal"""
 TWO_LEVELS = log(1.10)
-"""minimum change of the step time within a slowdown that counts as the beginning of another slowdown"""
+"""log of the factor by which the step time must change during a slowdown to count as the start of another slowdown"""
 MOST_SHIFT = log(2)
-"""a slowdown that doubles the step time always counts, even if the step times before it were very noisy"""
+"""log of a factor; growth by this factor always counts as a slowdown, even if the step times before it were
+very noisy
+"""
 NOISES = 5.0
 _PARTS = 3
 
@@ -115,14 +121,14 @@ class LevelShift:
 
     first_step: int
     last_step: int | None
-    """``None`` if the slowdown has not ended"""
+    """number of the last slow step; ``None`` if the slowdown has not ended"""
     before_ns: int
     """normal step time, ns"""
     after_ns: int
     num_steps: int
-    """number of values of which `after_ns` is the median"""
+    """number of steps in the slowdown; `after_ns` is the median of their step times"""
     is_noise: bool = False
-    """whether later steps showed that step times normally vary by this much"""
+    """True if later steps showed that step times normally vary by this much, so that this is not a slowdown"""
 
     @property
     def lost_ns(self) -> int:
@@ -148,21 +154,23 @@ class Windows:
 
     window: int = 32
     part: int = 9
-    """number of values in each of the last `_PARTS` parts of a window; every part must be above the level"""
+    """number of values in each of the last `_PARTS` parts of a window; in a slowdown, every part must be above the
+    normal level
+    """
     least_normal: int = 48
-    """minimum number of normal values for a slowdown to be detected"""
+    """slowdowns are detected once there are at least this many normal values"""
     most_normal: int = 512
-    """number of most recent normal values that determine the normal step time"""
+    """the normal step time is computed from at most this many of the most recent normal values"""
     most_noise: int = 1024
-    """number of most recent values that determine the noise"""
+    """the noise is computed from at most this many of the most recent values"""
     recent: int = 192
-    """number of most recent normal values that determine the step time just before a slowdown; if they are shorter, for
-    example after a busy period, they also lower the level
+    """the step time just before a slowdown is computed from this many of the most recent normal values. If they are
+    below the normal level, for example after a busy period, the level is lowered too
     """
     refresh: int = 32
-    """number of values after which level and noise are computed again"""
+    """the normal level and the noise are computed again each time that this many values have been added"""
     most_slow: int = 2048
-    """number of most recent values that determine the step time in a slowdown"""
+    """the step time in a slowdown is computed from at most this many of its most recent values"""
     averages_pairs: bool = True
 
 
@@ -177,7 +185,7 @@ OF_SUMMARIES = Windows(
     refresh=1,
     averages_pairs=False,
 )
-"""window sizes for values that are medians of many steps"""
+"""window sizes if each value is the median of many steps"""
 
 
 class LevelShifts:
@@ -185,13 +193,15 @@ class LevelShifts:
 
     def __init__(self, windows: Windows = OF_STEPS) -> None:
         self.shifts: list[LevelShift] = []
-        """slowdowns in the order of their steps; the last one may not have ended"""
+        """slowdowns in the order of their steps; only the last one may not have ended yet"""
         self._counts = windows
         self._normal = _Values()
         self._steady: Floats = _NOTHING
-        """values from which the noise is computed: normal values, and values of slowdowns without the increase"""
+        """values from which the noise is computed: normal values, and values in slowdowns after subtracting the
+        growth
+        """
         self._pending = _Values()
-        """values since the last change; all values before the last window belong to one level"""
+        """values since the last change of level; those before the last window are known to be at the current level"""
         self._last_log: float | None = None
         self._level: float | None = None
         self._noise, self._knows_noise = 0.0, False
@@ -383,9 +393,9 @@ class _Slow:
 
     first_step: int
     base: float
-    """log of the normal step time before it"""
+    """log of the normal step time before the slowdown"""
     values: _Values
-    """values that belong to it, without pending values"""
+    """values of the slowdown, without the pending values"""
 
     def level(self, pending: Floats) -> float:
         """Return the median of the slowdown's values.

@@ -35,11 +35,13 @@ from ddpprof.topics.whole_run import slowdown_sentence
 Say = Callable[[str], None]
 
 _LAUNCHER_S = 30.0
-"""seconds that a launcher may take to end the other ranks after one rank has died"""
+"""if a rank has died, ddpprof reports it after this many seconds, in which the launcher may end the other ranks"""
 _RESTART_S = 600.0
-"""seconds that a launcher may take to restart the ranks after all ranks have died"""
+"""if all ranks have died, ddpprof reports it after this many seconds, in which the launcher may restart the ranks"""
 _MAY_GO_ON = (Hint.WAITS_OUTSIDE, Hint.WAITS_FOR_INPUT)
-"""hints for which ``--kill-after`` does not end a job; after the end of training, it does not end a job either"""
+"""for verdicts with these hints, ``--kill-after`` does not end the job; neither does it if a process does not exit
+after training
+"""
 
 
 class HangLook:
@@ -53,9 +55,9 @@ class HangLook:
         self._directory: Path | None = None
         self._verdict: Verdict | None = None
         self._hangs_at: int | None = None
-        """step of the current hang"""
+        """number of the step in which the job hangs"""
         self._told_of: set[tuple[int | None, str | None]] = set()
-        """rank and line of each reported standstill"""
+        """rank and line of code of each standstill that has been reported"""
         self._judged_at = 0.0
 
     def at(self, directory: Path, missed_s: float, is_over: bool) -> None:
@@ -156,9 +158,11 @@ class LossLook:
     def __init__(self, say: Say) -> None:
         self._say = say
         self._told_of: Path | None = None
-        """the attempt for which a loss has been reported"""
+        """directory of the attempt for which a NaN or infinite loss has been reported"""
         self._waits_in: Path | None = None
-        """the attempt for which the report was delayed, so that the ranks can write their learning rates"""
+        """directory of the attempt for which the report was delayed once, so that ranks can write their
+        learning rates
+        """
 
     def at(self, directory: Path, _missed_s: float, is_over: bool) -> None:
         """Report the NaN or infinite loss once every rank has finished one more step, or the job has ended."""
@@ -180,13 +184,13 @@ class LossLook:
 
 
 _MOST_SAID = 20
-"""maximum number of slowdowns that the launcher reports; the report contains all of them"""
+"""maximum number of slowdowns that ddpprof reports while the job runs; the report contains all of them"""
 _WORTH_SAYING = 0.10
-"""the launcher reports a slowdown if the step time has grown by at least this share"""
+"""a slowdown is reported while the job runs if the step time has grown by at least this fraction"""
 _MUCH_WORSE = 0.5
-"""the launcher reports a slowdown again if the step time has grown further by at least this share"""
+"""a slowdown is reported again if the growth of the step time has increased by at least this fraction"""
 _LASTING_S = 20.0
-"""seconds that a slowdown must last before the launcher reports it"""
+"""a slowdown is reported once it has lasted for this many seconds"""
 
 
 class SlowdownLook:
@@ -198,7 +202,7 @@ class SlowdownLook:
         self._say = say
         self._directory: Path | None = None
         self._told: dict[int, float] = {}
-        """reported slowdowns, by their first step, with the reported growth; 0 once they have ended"""
+        """first step of each reported slowdown → growth that was reported; 0 once the slowdown has ended"""
 
     def at(self, directory: Path, _missed_s: float, is_over: bool) -> None:
         """Report and store new slowdowns. At the end, also store the durations of all pauses."""

@@ -45,9 +45,9 @@ class MetricKind:
     """name without the prefix ``ddpprof_`` and, for a counter, without ``_total``"""
     documentation: str
     unit: str
-    """UCUM unit, as required by OpenTelemetry; ``"1"`` for a dimensionless number"""
+    """unit in UCUM notation, as required by OpenTelemetry; ``"1"`` for a dimensionless number"""
     is_counter: bool = False
-    """whether its value only increases"""
+    """whether the metric is a counter, whose value only increases"""
 
 
 STEPS = MetricKind("steps", "Number of training steps that the rank has finished", "{step}", is_counter=True)
@@ -70,7 +70,7 @@ METRICS = (STEPS, STEP_SECONDS, STEP_PART_SECONDS, STEP_AGE_SECONDS, UP, ACTIVIT
 
 
 Values = tuple[tuple[Mapping[str, str], float], ...]
-"""labels and value of each sample"""
+"""labels and value of each sample of a metric"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,9 @@ from ddpprof.monitor.whole_run import history, nonfinite_steps, usual_length_ns
 from ddpprof.words import clauses
 
 _LATE_SIGN_NS = 2 * 10**9
-"""if the last heartbeat is older than this, the process may no longer exist; there is one heartbeat per second"""
+"""if the last heartbeat is older than this, ddpprof checks whether the process still exists; there is a heartbeat every
+second
+"""
 
 
 class Standing(StrEnum):
@@ -33,16 +35,20 @@ class Standing(StrEnum):
 
     TRAINING = "training"
     WAITS = "waits"
-    """the rank has been in the backward pass for longer than its usual computation, so it waits for other ranks"""
+    """the rank waits for other ranks: it has been in the backward pass for longer than its own computation usually
+    takes
+    """
     NO_SIGN = "no sign"
-    """even ddpprof's own thread sends no heartbeat: the process is stopped, or another thread holds Python's GIL"""
+    """the rank sends no heartbeats: its process is stopped, or a thread holds Python's GIL so that ddpprof's thread
+    cannot run
+    """
     GONE = "gone"
-    """the process is dead and has not recorded how it ended"""
+    """the process is dead, and it has not recorded how it ended"""
     ENDED = "ended"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
     UNWATCHED = "unwatched"
-    """ddpprof stopped recording while training continued"""
+    """ddpprof stopped recording on this rank while training continued"""
 
     @property
     def is_over(self) -> bool:
@@ -74,17 +80,17 @@ class RankNow:
     activity_age_ns: int
     step_ns: int | None
     own_ns: int | None
-    """``None`` if the waiting time is unknown, for example on accelerators"""
+    """``None`` if the time spent waiting for other ranks is unknown, for example on accelerators"""
     data_ns: int | None
     wait_ns: int | None
-    """``None`` if unknown, for example on accelerators"""
+    """time spent waiting for other ranks; ``None`` if unknown, for example on accelerators"""
     memory_bytes: int | None
     standing: Standing
     sign_age_ns: int
     num_passes: int
     stack: str | None
     nonfinite: NonfiniteSteps | None = None
-    """steps with a NaN or infinite loss"""
+    """steps with a NaN or infinite loss; ``None`` if there are none"""
 
 
 def rank_now(rank: int, head: PulseHead, now_ns: int) -> RankNow:
@@ -148,9 +154,9 @@ def _waits(head: PulseHead, usual: PulseSteps, now_ns: int) -> bool:
 
 
 _STUCK_NS = 10**9
-"""a rank is reported to wait for a rank that is behind after this time without progress"""
+"""if a rank makes no progress for this time because another rank is behind, it is reported as waiting for that rank"""
 _WORTH = 0.1
-"""minimum difference between the own times of the slowest and the other ranks, as a share of a step"""
+"""the slowest rank is named if its own time exceeds that of the other ranks by at least this share of a step"""
 _MOST_NAMED = 3
 
 
@@ -202,7 +208,7 @@ def _slowest(ranks: Sequence[RankNow]) -> list[str]:
 
 
 WINDOW_NS = 300 * 10**9
-"""period that percentiles and the sparkline cover"""
+"""period over which percentiles are computed and step times are drawn"""
 _RATE_NS = 60 * 10**9
 _STEPS_OF_A_RANK = 50
 _NUM_PIECES = 60
@@ -215,12 +221,12 @@ class StepTimes:
     rank: int
     num_steps: int
     span_ns: int
-    """time from the first step to now, or to the end of training"""
+    """time from the first of these steps to now or, if training has ended, to its end"""
     median_ns: int
     p90_ns: int
     p99_ns: int
     spark_ns: tuple[int | None, ...]
-    """median step time in equal intervals of the last minutes, oldest first; ``None`` for intervals without steps"""
+    """median step time in each of several equal intervals, oldest first; ``None`` for intervals without steps"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +242,9 @@ class Overview:
     times: StepTimes | None
     ranks: tuple[RankNow, ...]
     waiting: tuple[str, ...]
-    """sentences that say which ranks wait for which"""
+    """sentences that say which ranks wait for which ranks"""
     missing: tuple[str, ...] = ()
-    """messages about pulses that cannot be read"""
+    """messages about pulse files that cannot be read"""
 
     @property
     def is_over(self) -> bool:
@@ -256,7 +262,7 @@ def refuse_starting(path: Path) -> None:
 
 
 STARTING = "the job that records into {} is starting: no rank is training yet."
-"""message about a directory that will contain a run"""
+"""message if the path is a directory in which a job will soon create a run"""
 
 
 def find_pulses(path: Path) -> Path:

@@ -27,7 +27,7 @@ OUTSIDE = {
     Wait.FILE: "a file",
     Wait.FOREIGN_LOCK: "a file lock that another program holds",
 }
-"""descriptions of what a rank may wait for outside the job"""
+"""reason for waiting → description of what a rank waits for outside the job"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,9 @@ class Position:
 
     evidence: RankEvidence
     waits_in: str | None
-    """collective (or `REDUCER`) in which the rank waits for other ranks; ``None`` if it does not wait for other ranks
-    """
+    """collective (or `REDUCER`) in which the rank waits for other ranks; ``None`` if it is not waiting for them"""
     fault: Fault
-    """why other ranks have to wait, if this rank is at fault"""
+    """reason for which other ranks have to wait if this rank is at fault"""
     detail: str | None = None
     hint: Hint | None = None
 
@@ -81,7 +80,7 @@ class Position:
 
 
 Table = Sequence[Position]
-"""one row per rank"""
+"""positions of the ranks, one row per rank"""
 
 
 def others_of(table: Table, blamed: Position) -> list[Position]:
@@ -231,7 +230,7 @@ _LOCKS = re.compile(r"/(?:threading|queue|filelock/.*|multiprocessing/\w+|subpro
 _SOCKETS = re.compile(r"/(?:socket|ssl|http/.*|urllib3/.*|requests/.*|httpx/.*|httpcore/.*|grpc/.*)\.py$")
 _PROGRAM = re.compile(r"/subprocess\.py$")
 _FRAMES_OF_SUBPROCESS = 4
-"""number of frames from `subprocess.run` to the selector in which it may wait"""
+"""number of stack frames between `subprocess.run` and the selector in which it may wait"""
 _DEBUGGERS = re.compile(r"/(?:pdb|bdb|cmd|ipdb/.*|pudb/.*|debugpy/.*)\.py$|/IPython/")
 _CHECKPOINT = re.compile(r"/torch/distributed/checkpoint/")
 _BACKWARD = re.compile(r"/torch/autograd/(?:graph|__init__|function)\.py$")
@@ -274,7 +273,7 @@ _AT_EXIT = {
     "_shutdown": "a non-daemon thread is still running",
     "_exit_function": "a function registered to run at exit does not return",
 }
-"""Python functions that run when a process exits, and the reason why each may not return"""
+"""Python function that runs when a process exits → reason why it may not return"""
 
 
 def why_no_exit(stack: Sequence[Frame]) -> str | None:
@@ -313,9 +312,9 @@ class _Loop(NamedTuple):
     last: int
     is_while: bool
     function: int
-    """line of the function that contains the loop; 0 outside functions"""
+    """line at which the function that contains the loop begins; 0 if the loop is outside functions"""
     exits: tuple[int, ...]
-    """lines at which a ``break`` or a ``return`` exits the loop"""
+    """lines with a ``break`` or a ``return`` that exits the loop"""
 
 
 def loop_left(stack: Sequence[Frame]) -> str | None:

@@ -18,7 +18,7 @@ from ddpprof.linux_files import OF_MACHINE, is_frozen, number_in, stat_of
 from ddpprof.model.overdue import Wait
 
 _CALLS_ON_FILES = {"x86_64": {0, 1, 17, 18, 19, 20}, "aarch64": {63, 64, 65, 66, 67, 68}}
-"""numbers of the system calls read and write, and their variants"""
+"""for each machine type: numbers of the system calls read and write, and of their variants"""
 _OTHER_CALLS = {
     "x86_64": {
         Wait.NETWORK: {42, 43, 44, 45, 46, 47, 288},
@@ -47,7 +47,7 @@ _PLACES = {
     Wait.SLEEP: re.compile("nanosleep|pause"),
     Wait.EVENTS: re.compile("poll|do_select|ep_"),
 }
-"""kernel functions in which a thread sleeps, by the reason for waiting"""
+"""reason for waiting → pattern for the kernel functions in which a thread sleeps for this reason"""
 
 
 def wait_of(thread: Path) -> Wait | None:
@@ -107,30 +107,34 @@ class Process:
     state: str
     """process state letter: R running, S sleeping, D waiting for a disk, T stopped, t traced, Z dead"""
     tracer: int | None
-    """PID of the attached debugger"""
+    """PID of the debugger that is attached to the process; ``None`` if there is none"""
     main_thread_cpu_s: float
     threads_cpu_s: float
-    """CPU time of its other threads, seconds"""
+    """CPU time of all threads except the main thread, in seconds"""
     children_cpu_s: float
-    """CPU time of its living descendants, seconds"""
+    """CPU time of the process's living descendants, in seconds"""
     num_paged_in: int
-    """number of major page faults of its main thread: pages that had to be read from swap or a mapped file"""
+    """number of the main thread's major page faults, which read pages from swap or from a mapped file"""
     swapped_bytes: int
-    """memory of the process that is in swap, bytes"""
+    """size of the process's memory that is in swap, in bytes"""
     seen_s: float
-    """time of the sample, by the monotonic clock"""
+    """time at which the values were read, on the monotonic clock, in seconds"""
     wait: Wait | None
-    """what its main thread waits for; ``None`` if it does not sleep, or the system does not report it"""
+    """what the main thread waits for; ``None`` if the thread does not sleep, or if the system does not report it"""
     moved_bytes: int
-    """bytes that its main thread has read from and written to files so far; 0 if the system does not report it"""
+    """number of bytes that the main thread has read from and written to files so far; 0 if the system does not report
+    it
+    """
     started_ns: int | None = None
-    """start time, ns since 1970, with the resolution of the system's tick; ``None`` if the system does not report it"""
+    """start time of the process in ns since 1970, with the resolution of the system's tick; ``None`` if the system does
+    not report it
+    """
     is_frozen: bool = False
-    """whether its control group is frozen"""
+    """whether the process's control group is frozen"""
     do_children_run: bool = False
-    """whether any of its living descendants is running or runnable"""
+    """whether any living descendant of the process is running or runnable"""
     do_threads_run: bool = False
-    """whether any of its other threads is running or runnable"""
+    """whether any thread except the main thread is running or runnable"""
 
     @property
     def is_stopped(self) -> bool:

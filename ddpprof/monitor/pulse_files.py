@@ -32,11 +32,15 @@ from ddpprof.model.whole_run import Slowdowns
 SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 (memory; files in it are created exclusively, under random names)
 _PREFIX = "ddpprof-pulse-"
 SILENT_NS = 4 * 10**9
-"""a process counts as silent if its last heartbeat is older than this; ddpprof's thread writes one every second"""
+"""a process counts as silent if its last heartbeat is older than this; ddpprof's thread writes a heartbeat
+every second
+"""
 SILENT_FAR_NS = 15 * 10**9
-"""the same for processes on other machines; clocks may differ, and files may appear late on a shared file system"""
+"""the same limit for processes on other machines, where clocks may differ, and files may appear late on a shared file
+system
+"""
 MOST_COMPARED = 64
-"""maximum number of ranks that are compared step by step"""
+"""maximum number of ranks whose steps are compared one by one"""
 
 
 @cache
@@ -66,9 +70,9 @@ class PulseHead:
     stack: str | None
     steps: PulseSteps
     memory_bytes: int | None = None
-    """resident memory at the last sample"""
+    """resident memory of the process in the last sample"""
     facts: OverdueFacts | None = None
-    """facts reported by the process if its step is overdue, its loss was not finite or it has failed"""
+    """facts that the process reports if its step is overdue, if a loss was not finite, or if the process has failed"""
 
 
 def read_pulse(directory: Path, rank: int) -> Pulse:

@@ -24,12 +24,12 @@ from ddpprof.words import ranks_in_words
 
 ADDRESS_VARIABLE = "NCCL_RAS_ADDR"
 PATIENCE_S = 2.0
-"""time limit for the connection and the whole answer, seconds"""
+"""time limit for connecting and reading the whole answer, in seconds"""
 _ADDRESS = "localhost:28028"
 _RAS_TIMEOUT_S = 1
-"""time limit of RAS for answers from processes on other machines, seconds"""
+"""time limit that RAS is asked to use for answers from processes on other machines, in seconds"""
 _REQUEST = f"CLIENT PROTOCOL 2\nTIMEOUT {_RAS_TIMEOUT_S}\nSET FORMAT json\nVERBOSE STATUS\n".encode()
-"""older versions answer ``SET FORMAT`` with an error, and continue in text"""
+"""request to RAS; older versions answer ``SET FORMAT`` with an error, and then answer in text"""
 _MOST_BYTES = 64 << 20
 _MOST_GROUPS = 4
 
@@ -42,7 +42,7 @@ _ERRORS = {
     5: "Invalid usage",
     6: "Remote process error",
 }
-"""NCCL's result codes and their names"""
+"""NCCL's result codes → their names"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,9 @@ class NcclRank:
 
     pid: int | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
-    """collective operation → number of launches; a text answer contains only operations that differ between ranks"""
+    """collective operation → number of launches; an answer in text only has the operations whose number differs between
+    ranks
+    """
     is_missing: bool = False
     """whether RAS got no answer from the rank's process"""
     is_dead: bool = False
@@ -61,7 +63,7 @@ class NcclRank:
 
 
 Communicator = Mapping[int, NcclRank]
-"""the known ranks of a communicator"""
+"""rank → what RAS reports about it, for the ranks of a communicator"""
 
 
 def ask(address: str, patience_s: float = PATIENCE_S) -> str | None:
@@ -158,7 +160,9 @@ class _Section:
     def __init__(self) -> None:
         self.ranks: dict[int, NcclRank] = {}
         self.usual: dict[str, tuple[int, int]] = {}
-        """operation → size of the largest group of ranks with the same number of launches, and that number"""
+        """operation → size of the largest group of ranks with the same number of launches, and this number of
+        launches
+        """
         self.kind = ""
         self._operation = ""
         self._count = 0

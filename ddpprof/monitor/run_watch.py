@@ -16,13 +16,13 @@ Say = Callable[[str], None]
 
 _FIRST_LOOK_S = 3.0
 _SHARE = 0.02
-"""maximum average share of a CPU core that each kind of check may use"""
+"""each kind of check is repeated so rarely that it uses at most this share of a CPU core on average"""
 _LONG_S = 1.0
-"""a check that takes at least this many seconds counts as long"""
+"""a check counts as long if it takes at least this many seconds"""
 _MOST_FAILURES = 30
-"""number of consecutive I/O errors after which the job is no longer watched"""
+"""after this many I/O errors in a row, ddpprof stops watching the job"""
 _RETRY_S = 1.0
-"""seconds until the next attempt after an I/O error"""
+"""seconds from an I/O error to the next attempt"""
 
 
 class Look(Protocol):

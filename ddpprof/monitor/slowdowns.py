@@ -72,7 +72,7 @@ _KINDS = (
     (StepFlag.BEGAN_EPOCH, PauseKind.EPOCH),
     (StepFlag.RAN_OUT, PauseKind.EPOCH),
 )
-"""kind of pause for each flag; a step with several flags counts for the first flag"""
+"""flag of a step → kind of pause; a step with several flags counts as the first of these kinds"""
 
 
 def pauses_in(steps: JobSteps) -> tuple[Pause, ...]:
@@ -142,13 +142,17 @@ def uneven_work(steps: JobSteps) -> UnevenWork | None:
 
 _FEW_STEPS = 10
 _TYPICAL = 0.9
-"""fraction of the steps that are used; the other steps may be long for another reason, so the result is conservative"""
+"""fraction of the steps that is used, from the least uneven step on. The others may be uneven for another reason, so
+the result is conservative
+"""
 
 
 _LONG = 1.5
-"""minimum duration of a long step, relative to the median step"""
+"""a step counts as long if it takes more than this many times as long as a normal step"""
 _MOST_MULTIPLES = 0.8
-"""share of the distances that must be multiples of the most common distance; at least half must be equal to it"""
+"""long steps are regular if at least half of the distances between them are equal, and at least this share are
+multiples of this distance
+"""
 
 
 def _regular_distance(numbers: Int64Column) -> int | None:
@@ -166,10 +170,10 @@ _FEW_DISTANCES = 3
 
 
 _MOST_KEPT = 200
-"""maximum number of slowdowns that are kept; a job that runs for weeks may have more"""
+"""number of slowdowns that are kept at most; a job that runs for weeks may have more"""
 _COMPARED_BEFORE = 200
 _COMPARED_AFTER = 512
-"""maximum number of steps that are compared to find the cause"""
+"""maximum number of steps in a slowdown that are compared with `_COMPARED_BEFORE` earlier steps to find the cause"""
 
 _Rows = TypeVar("_Rows", PulseSteps, PulseSummaries)
 
@@ -179,11 +183,11 @@ class SlowdownWatch:
 
     def __init__(self) -> None:
         self._found: list[StepSlowdown] = []
-        """one slowdown for each level shift in the detector"""
+        """slowdowns found so far, one for each level shift in the detector"""
         self._detector = LevelShifts()
         self._last_step = -1
         self._normal: list[Mapping[int, Portrait]] = []
-        """typical values of each rank before each slowdown"""
+        """for each slowdown: typical values of each rank before it"""
 
     @property
     def slowdowns(self) -> tuple[StepSlowdown, ...]:
@@ -276,7 +280,7 @@ def world_size_of(pulses: Mapping[int, Pulse]) -> int:
 
 
 _COMPARED = 64
-"""maximum number of summaries that are compared to find the cause"""
+"""maximum number of summaries of steps that are compared to find the cause"""
 
 
 def slowdowns_of_run(pulses: Mapping[int, Pulse]) -> Slowdowns:

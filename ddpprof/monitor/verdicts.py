@@ -16,7 +16,7 @@ from ddpprof.topics.error_words import CRASHES
 from ddpprof.topics.failure import is_of_a_lost_peer
 
 UNREDUCED = "Expected to have finished reduction"
-"""beginning of DDP's error message about parameters without gradient"""
+"""beginning of DDP's error message about parameters that got no gradient"""
 
 
 def verdict_on(fault: Fault, blamed: Position, waiting: Sequence[Position]) -> Verdict:

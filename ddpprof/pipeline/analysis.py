@@ -45,7 +45,7 @@ class Selection:
     ranks: tuple[RankFiles, ...]
     left_out: frozenset[int] = frozenset()
     notes: tuple[str, ...] = ()
-    """messages for the report about ranks that are not read"""
+    """messages for the report about ranks whose data is not read"""
 
 
 def select_ranks(files: Sequence[RankFiles], ranks: Numbers | None, sample: int | None) -> Selection:
@@ -107,7 +107,7 @@ def _progress(files: RankFiles) -> list[StepProgress]:
 
 
 _MERGED_AT_ONCE = 32
-"""number of summaries per merge; limited because summaries are large before they are merged"""
+"""number of summaries that are merged at a time; limited because summaries are large before they are merged"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +118,12 @@ class AnalysisOptions:
     """ranks to read; ``None`` for all"""
     steps: Container[int] | None = None
     sample: int | None = None
-    """maximum number of ranks to read"""
+    """maximum number of ranks to read; a sample of this size is read from a larger run"""
     use_cache: bool = True
     jobs: int | None = None
-    """number of processes; ``None`` for as many as CPU cores and memory allow"""
+    """number of processes that read; ``None`` for as many as CPU cores and memory allow"""
     scheduler: str | None = None
-    """address of a Dask scheduler; ``None`` to use processes on this machine"""
+    """address of a Dask scheduler whose workers read the ranks; ``None`` to use processes on this machine"""
     limits: Limits = DEFAULT_LIMITS
     further_parts: tuple[Location, ...] = ()
     """further parts of the run, if its hosts do not share a file system"""

@@ -53,7 +53,7 @@ class ReadProgress:
     """The current progress of reading."""
 
     path: Location
-    """one of the files being read"""
+    """a file that is being read; if there are several, any of them"""
     num_done: int
     num_ranks: int
     done_bytes: int
@@ -70,7 +70,7 @@ class Progress:
     def __init__(self, watch: Watch, ranks: Sequence[RankFiles], sizes: Sequence[int]) -> None:
         self._watch, self._ranks, self._sizes = watch, ranks, sizes
         self._read: dict[int, int] = {}
-        """number of bytes read so far, for each rank that is being read or has been read"""
+        """for each rank that is being read or has been read: number of bytes read so far"""
         self._num_done = 0
         self._path: Location = some_file(ranks[0]) if ranks else Path()
 
@@ -120,14 +120,14 @@ def num_bytes(files: RankFiles) -> int:
 
 _T = TypeVar("_T")
 _ALWAYS = (1980, 1, 1, 0, 0, 0)
-"""timestamp of every member; constant, so that equal entries have equal bytes"""
+"""timestamp of every member of an entry's archive; it is constant, so that equal entries consist of equal bytes"""
 
 
 @dataclass(frozen=True, slots=True)
 class RankTask:
     files: RankFiles
     modules: tuple[DdpModule, ...]
-    """DDP modules of the job"""
+    """DDP modules of the job, which are the same on all ranks"""
     steps: Container[int] | None = None
     """numbers of the steps to measure; ``None`` for all"""
     limits: Limits = DEFAULT_LIMITS
@@ -163,9 +163,9 @@ def _summary(loaded: LoadedRank, task: RankTask) -> RunSummary:
 @dataclass(frozen=True, slots=True)
 class About:
     files: Mapping[str, str]
-    """size and modification time of each file, by name; for a remote file, the version given by its server"""
+    """file name → size and modification time or, for a remote file, the version that its server reports"""
     is_whole: bool
-    """``False`` if a file could not be read and the next command must try again"""
+    """``False`` if a file could not be read, so that the next command must try again"""
     steps: tuple[int, ...] = ()
     """numbers of all steps of the rank, including steps that were not measured"""
 
@@ -268,7 +268,7 @@ def _only(trace: Trace, steps: Container[int]) -> Trace:
 
 _FOLDER = "summaries"
 _UNUSED_S = 30 * 24 * 3600
-"""entries of a path are removed if they have not been used for this time, in seconds"""
+"""the folder with the entries of a run is removed if no command has used it for this many seconds"""
 
 
 class Cache:
@@ -277,7 +277,7 @@ class Cache:
     def __init__(self, folder: Path, modules: Sequence[DdpModule], steps: Container[int] | None, is_kept: bool) -> None:
         self.folder = folder
         self.is_kept = is_kept
-        """whether later commands can use the entries"""
+        """whether the entries are kept for later commands"""
         chosen = hashlib.blake2b(encode(tuple(modules)) + repr(steps).encode(), digest_size=4).hexdigest()
         self._kind = f"{code_version()}-{chosen}"
 

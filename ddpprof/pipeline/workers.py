@@ -52,14 +52,18 @@ if TYPE_CHECKING:
     from distributed import Future as Leaf
 
 _BASE_BYTES = 150_000_000
-"""memory that a process needs in addition to the trace"""
+"""memory in bytes that a process needs in addition to the memory for its trace"""
 _BYTES_PER_BYTE = 1.5
-"""memory per byte of a compressed trace: 6 % of its JSON, plus a margin; the JSON is 12 times as large as the trace"""
+"""bytes of memory needed per byte of a compressed trace: 6 % of the JSON size, which is 12 times the compressed size,
+plus a margin
+"""
 _TELL_EVERY_S = 0.2
 _WORTH_A_POOL_BYTES = 4_000_000
-"""total size up to which reading in this process is faster than starting other processes"""
+"""if the files are smaller than this in total, they are read in this process, because that is faster than starting
+processes
+"""
 _MOST_PER_RANK = 4
-"""maximum number of processes per rank; with more processes, most of the work would be decompression"""
+"""maximum number of processes per rank; with more processes, most of their time would be spent on decompression"""
 
 
 def processes_for(tasks: Sequence[RankTask], sizes: Sequence[int], jobs: int | None) -> tuple[int, int]:

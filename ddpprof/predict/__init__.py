@@ -18,9 +18,9 @@ from ddpprof.model.ddp_module import DEFAULT_CAP_MIB, MIB, Caps, Gradient
 
 _ENDS_MB = (0.25, 1, 4)
 _MOST_LISTED = 16
-"""maximum number of caps in a list that a script should contain"""
+"""longest list of caps, in number of caps, that ddpprof suggests for a script"""
 _MANY = 4
-"""minimum number of consecutive equal caps that are written as a product"""
+"""in code for a script, this many or more consecutive equal caps are written as a product"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class BucketCaps:
 
     cap_mb: float | None = None
     list_mb: tuple[float, ...] = ()
-    """caps of the buckets in order; the last cap applies to all further buckets"""
+    """cap of each bucket in order, in MiB; the last cap applies to all further buckets"""
 
     @property
     def caps(self) -> Caps:
@@ -48,9 +48,9 @@ class AcceptedCaps:
     """The kinds of caps that a user can pass to DDP."""
 
     lists: bool = True
-    """whether a list with a cap for each bucket is accepted"""
+    """whether DDP accepts a list with a cap for each bucket"""
     default_cap: bool = True
-    """whether 25 MiB can be passed as the cap of all buckets, including the first bucket (unlike the default)"""
+    """whether DDP accepts 25 MiB as the cap of all buckets; by default, the cap of the first bucket is smaller"""
 
     def has(self, caps: BucketCaps | None) -> bool:
         """Return True if the caps are accepted. ``None`` means unchanged caps."""
@@ -106,7 +106,7 @@ class Algorithm(StrEnum):
     RING = "ring"
     TREE = "tree"
     GATHER = "gather"
-    """all ranks send to one rank, which sends the sum to all"""
+    """all ranks send to one rank, and that rank sends the sum to all ranks"""
 
     def rounds(self, num_ranks: int) -> float:
         """Return the number of sequential messages, which determines the latency."""
@@ -131,7 +131,7 @@ class Setting:
     overlaps: bool = True
     batch_scale: float = 1.0
     accumulation: int | None = None
-    """number of backward passes per step; gradients are reduced only in the last pass"""
+    """number of backward passes per step, of which only the last reduces gradients"""
     world_size: int | None = None
     algorithm: Algorithm = Algorithm.RING
     bytes_per_s: float | None = None
@@ -151,7 +151,9 @@ def sent_share(gradients: Sequence[Gradient], compression: Compression | None, r
 
 
 _POWERSGD_LEAST_COMPRESSION = 2
-"""default of PyTorch's ``min_compression_rate``; gradients that would be compressed less are sent uncompressed"""
+"""default of PyTorch's ``min_compression_rate``: gradients that PowerSGD would compress by less than this are sent
+uncompressed
+"""
 
 
 def _low_rank_bytes(gradient: Gradient, rank: int) -> float:

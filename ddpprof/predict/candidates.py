@@ -27,7 +27,9 @@ from ddpprof.predict.replay import Training
 _CAPS_MB = (1, 2, 3, 5, 7, 10, 15, 20, 25, 35, 50, 75, 100, 150, 200, 300, 400)
 _VIEW = "gradient_as_bucket_view"
 _EQUAL = 1e-3
-"""if predictions differ by less than this fraction of a step, the setting with the shorter code comes first"""
+"""two predictions count as equal if they differ by less than this fraction of a step; the setting with the shorter code
+then comes first
+"""
 
 Arguments = Mapping[str, bool | float | str | list[float] | None]
 
@@ -39,7 +41,7 @@ class Forecast:
     step_ns: float
     low_ns: float
     high_ns: float
-    """upper end of a 95 % interval"""
+    """upper end of the 95 % interval"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class Candidate:
     arguments: Arguments = field(default_factory=dict)
     """arguments of DDP's constructor"""
     comm_hook: str | None = None
-    """name of a hook in ``default_hooks`` that compresses gradients"""
+    """name of a comm hook in ``default_hooks`` that compresses gradients"""
     forecast: Forecast | None = None
     num_buckets: int | None = None
 
@@ -72,11 +74,15 @@ class Knobs:
 
     view: bool
     without_search: Arguments
-    """arguments that stop DDP's search for unused parameters; empty if DDP does not search, or must search"""
+    """arguments of DDP that turn off the search for unused parameters; empty if DDP does not search, or if the search
+    is necessary
+    """
     compression: Compression | None
     accepted: AcceptedCaps
     drops_list: bool
-    """True if the script passes ``bucket_cap_mb_list``, which overrides a cap"""
+    """True if the script passes ``bucket_cap_mb_list``. It must be dropped when a single cap is tried, because it
+    overrides the cap
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +114,11 @@ class Shortlist:
     """the unchanged job"""
     chosen: tuple[Candidate, ...]
     others: tuple[Candidate, ...]
-    """other settings that were considered and have a different effect"""
+    """settings that were considered but not chosen, and have other effects than the chosen settings"""
     promises: bool
-    """True if at least one setting is predicted to be faster; otherwise, only the best setting is chosen"""
+    """True if at least one setting is predicted to be faster; otherwise, `chosen` only has the settings with the best
+    predictions
+    """
 
 
 def shortlist(profile: Profile, knobs: Knobs, most: int) -> Shortlist:
@@ -213,9 +221,9 @@ def spread(training: Training, knobs: Knobs, most: int) -> Shortlist:
 
 _FEW_CAPS_MB = (1, 2, 5, 10, 25, 50, 100, 200, 400)
 _EQUALLY_GOOD = 1.001
-"""the recorded buckets are kept unless the step takes longer than with the best buckets by more than this factor"""
+"""the recorded buckets are kept if the step then takes at most this many times as long as with the best buckets"""
 _FLAT = 0.01
-"""settings are considered equally good if their predictions differ by less than this fraction of the step"""
+"""settings count as equally good if their predictions differ by less than this fraction of the step"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +247,8 @@ def try_buckets(profile: Profile, base: Setting, buckets: BucketCaps, target: Ne
 class ChosenCaps:
     best: SearchedSetting
     equal_mb: tuple[float, float] | None
-    """smallest and largest single cap that are equally good within the accuracy of the prediction; ``None`` if there
-    is only one such cap
+    """smallest and largest single cap that the prediction cannot distinguish from the best cap; ``None`` if there is
+    only one such cap
     """
 
 

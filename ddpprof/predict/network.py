@@ -21,14 +21,18 @@ from ddpprof.statistics import first_quartile
 from ddpprof.statistics.size_model import SizeModel, fit_size_model
 
 _TAKEN_ON_A_LINK = 1.1
-"""computation time lost to gloo's threads, in ns per byte, in addition to a share of the transfer's duration"""
+"""gloo's threads slow down computation by this time, in ns per byte, and also by a share (`_TAKEN_WITH_TIME`) of the
+transfer's duration
+"""
 _TAKEN_WITH_TIME = 0.11
 _LEAST_OF_LARGEST = 8
-"""buckets smaller than the largest bucket by more than this factor depend on latency rather than bandwidth"""
+"""the time of buckets depends on latency rather than bandwidth if the largest bucket is more than this many times as
+large
+"""
 _FASTEST, _SLOWEST = 1e-4, 1e4
-"""limits of the time per byte in ns: 10 TB/s and 100 kB/s"""
+"""smallest and largest possible time per byte in ns: 10 TB/s and 100 kB/s"""
 _NARROWINGS = 25
-"""number of steps of the search between these limits; gives an accuracy of 0.02 %"""
+"""number of times that the search between these limits narrows the range; it then has an accuracy of 0.02 %"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +41,16 @@ class Network:
     world_size: int
     least_bytes: float
     most_bytes: float
-    """largest measured size"""
+    """largest message size that was measured, in bytes"""
     num_sizes: int
     relative_error: float
     """root-mean-square error of the fit, as a fraction of the time"""
     is_benched: bool
-    """True if fitted to a measurement of `ddpprof netbench`, not to the buckets of a run"""
+    """True if fitted to a measurement of `ddpprof netbench`; False if fitted to the buckets of a run"""
     guesses_taken: bool = False
-    """True if the cost to computation was not measured, and is assumed from other measurements of gloo"""
+    """True if it was not measured how much communication slows down computation; typical values for gloo are then
+    assumed
+    """
 
     def with_guessed_cost(self, ranks_per_core: float) -> Network:
         """Return the network with a typical cost to computation, for ranks that have no free core for gloo's threads.

@@ -30,18 +30,20 @@ from ddpprof.topics.buckets.traced import TracedPass, TracedPasses, usual_passes
 class ObservedStep:
     measured_ns: float
     backward_ns: float
-    """end of the last forward pass, on the last rank"""
+    """end of the last forward pass, on the rank that finishes it last"""
     ready_ns: tuple[float | None, ...]
-    """time for each parameter, module by module; ``None`` if it had no gradient"""
+    """time at which each parameter's gradient is ready, module by module; ``None`` if the parameter had no gradient"""
     finished_ns: Mapping[int, float]
-    """finish time of each timed bucket; buckets are numbered across all modules"""
+    """bucket → time at which its all-reduce finished, for buckets with recorded times. Buckets are numbered across all
+    modules
+    """
     reduced_ns: float
     backward_end_ns: float | None = None
-    """end of the computation, if it continues after the last gradient"""
+    """end of the backward pass's computation, if it continues after the last gradient"""
     num_accumulated: int = 1
-    """number of backward passes per gradient reduction; the last of these passes reduces the accumulated gradients"""
+    """number of backward passes per gradient reduction; the last of them reduces the accumulated gradients"""
     step: int = 0
-    """number of the step that contains it"""
+    """number of the step that contains the backward pass"""
     modules: tuple[int, ...] = (0,)
     """indices of the DDP modules that the backward pass goes through"""
 
@@ -180,11 +182,11 @@ def _optimized_at(step: RecordedStep, since_ns: int) -> int:
 
 
 _QUEUED_NS = 20_000
-"""a kernel that starts within this time after the end of another kernel was waiting for that kernel"""
+"""a kernel was waiting for another kernel if it starts at most this long after the end of the other kernel, in ns"""
 
 
 HostTimes = Mapping[int, Mapping[int, RecordedStep]]
-"""profiled steps of each rank, by number"""
+"""rank → step number → profiled step"""
 
 
 def observe_gradients(

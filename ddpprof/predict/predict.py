@@ -23,18 +23,18 @@ from ddpprof.predict.replay import NOTHING, Computed, Cost, Link, Replayed, Trai
 
 _LEAST_RATE_ERROR = 0.02
 _RATE_ERROR_PER_DOUBLING = 0.1
-"""relative error per doubling of bucket size, number of ranks or bandwidth, beyond the measured range"""
+"""for bucket sizes, numbers of ranks or bandwidths outside the measured range: relative error per doubling"""
 _BEYOND = 2
-"""buckets outside the measured sizes by up to this factor do not increase the error"""
+"""buckets do not increase the error if they are outside the measured sizes by at most this factor"""
 _TAKEN_ERROR = 0.3
 _MOST_TAKEN = 3.0
-"""upper limit of gloo's cost to computation, in ns per byte; used if it was not measured"""
+"""upper bound on how much gloo slows down computation, in ns per byte; used if the slowdown was not measured"""
 _MOST_LATENCY_NS = 1e6
-"""upper limit of the latency of a bucket; used if it was not measured"""
+"""upper bound on the latency of a bucket, in ns; used if the latency was not measured"""
 _MOST_LATENCY_OF_A_ROUND_NS = 10e6
-"""largest plausible latency of one message, as between distant hosts or with threads that wait for a core"""
+"""largest plausible latency of one message, in ns, as between distant hosts or if threads wait for a core"""
 _ONE_SIZE = 4
-"""minimum ratio of the largest to the smallest size for which latency and bandwidth can be distinguished"""
+"""latency and bandwidth can be distinguished if the largest size is at least this many times the smallest"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Doubts:
 
     links: tuple[Link, ...]
     reasons: tuple[str, ...]
-    """messages that say why the networks differ by more than the error of the fit"""
+    """messages that say why the network is less certain than the error of the fit"""
 
 
 def doubts_about(network: Network, link: Link, setting: Setting, training: Training) -> Doubts:
@@ -109,9 +109,13 @@ def _megabytes(num_bytes: float) -> str:
 
 
 _BATCH_ERROR = 0.1
-"""relative error of the computation per doubling of the batch size, because it may not be proportional"""
+"""relative error of the predicted computation per doubling of the batch size, because computation may not be
+proportional to the batch size
+"""
 _PASSES = {Compression.FP16: 2.0, Compression.BF16: 2.0, Compression.POWERSGD: 4.0}
-"""computation time of a hook, as a multiple of the time to copy gradients into buckets; half of it precedes sending"""
+"""computation time of a comm hook, as a multiple of the time to copy gradients into buckets; half of it is spent before
+sending
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +123,15 @@ class PredictedParts:
     """The parts of a step in ns, which add up to the step."""
 
     forward_ns: float
-    """time until the end of the last forward pass"""
+    """time from the start of the step to the end of the last forward pass"""
     backward_ns: float
-    """backward pass without communication"""
+    """duration of the backward pass without communication"""
     slowed_ns: float
-    """CPU time that communication takes from the backward pass"""
+    """time by which communication lengthens the computation of the backward pass"""
     exposed_ns: float
-    """waiting for buckets and copying them, after the last gradient"""
+    """time after the last gradient in which buckets are awaited and copied"""
     rest_ns: float
-    """optimizer, and everything else that is not replayed"""
+    """time of the optimizer, and of everything else that is not replayed"""
 
     @property
     def communication_ns(self) -> float:
@@ -145,13 +149,13 @@ class Prediction:
     bucket_bytes: tuple[int, ...]
     """bucket sizes in launch order"""
     doubted_ns: tuple[float, ...]
-    """step duration with each of the alternative networks, which have the same order in all predictions"""
+    """step duration with each of the alternative networks (see `Doubts`), whose order is the same in all predictions"""
     missed_ns: float
-    """error of the replay with the recorded settings, scaled up if the predicted backward pass is longer"""
+    """error of the replay when it uses the recorded settings, scaled up if the predicted backward pass is longer"""
     guessed_ns: float
-    """error from assumptions about the computation of a hook, or with another batch size"""
+    """error from assumptions about the computation time of a comm hook, or of another batch size"""
     widened: tuple[str, ...]
-    """messages that say why the interval is wider than the errors of the run alone require"""
+    """messages that say why the interval is wider than the errors measured in the run require"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +182,9 @@ class _PredictedPasses:
 
     training: Training
     was_ns: float
-    """duration with the recorded settings"""
+    """predicted duration with the recorded settings"""
     parts: PredictedParts
-    """parts of the step; `rest_ns` is 0"""
+    """parts of the step that are spent in these passes; `rest_ns` is 0"""
     doubted_ns: tuple[float, ...]
     missed_ns: float
     guessed_ns: float

@@ -23,13 +23,19 @@ from ddpprof.predict.replay import NOTHING, Computed, Cost, Link, SentBucket, Ti
 from ddpprof.statistics import error_of_median
 
 _MOST_COPIED = 4.0
-"""maximum time of a copy, in ns per byte; a longer time includes other work of the script before its optimizer"""
+"""longest plausible time to copy a bucket, in ns per byte; a longer time includes the script's own work before its
+optimizer
+"""
 _MOST_PACE = 1.1
-"""largest pace, and inverse of the smallest pace; outside of this range, the replay does not fit the run"""
+"""largest plausible `PassProfile.pace`, and inverse of the smallest; outside this range, the replay does not fit the
+run
+"""
 _ENOUGH_SENT = 0.5
-"""minimum share of the gradients that must be sent during the backward pass to measure their cost"""
+"""how much communication slows down computation is measured if at least this share of the gradients is sent during the
+backward pass
+"""
 _UNKNOWN_ERROR = 0.0625
-"""relative error assumed for a single step"""
+"""relative error that is assumed if there is only a single step"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +49,15 @@ class PassProfile:
     computed: Computed
     copied_ns_per_byte: float
     replayed_ns: float
-    """end of the backward pass with the recorded settings, according to the replay"""
+    """end of the backward pass in a replay with the recorded settings"""
     reduced_ns: float
-    """observed end of the backward pass"""
+    """end of the backward pass in the observed steps"""
     searched_ns: float = 0.0
-    """time per forward pass in which DDP searches for unused parameters"""
+    """time that DDP spends per forward pass on the search for unused parameters"""
     accumulation: int = 1
     """number of backward passes per gradient reduction"""
     num_reduced: int = 1
-    """number of such passes in a step"""
+    """number of passes in a step that reduce gradients"""
 
     @property
     def pace(self) -> float:
@@ -68,16 +74,16 @@ class PassProfile:
 @dataclass(frozen=True, slots=True)
 class Profile:
     passes: tuple[PassProfile, ...]
-    """one profile per set of DDP modules that a backward pass of the step goes through; most jobs have only one"""
+    """one profile for each set of DDP modules that a backward pass goes through; most jobs have a single such set"""
     step_ns: float
     """median duration of the measured steps"""
     step_error_ns: float
-    """standard error of the median"""
+    """standard error of `step_ns`"""
     network: Network
     """network between the ranks of the run"""
     num_steps: int
     knows_alone: bool = False
-    """True if the run has steps without communication"""
+    """True if the run has steps in which ranks do not communicate"""
 
     @property
     def training(self) -> Training:
@@ -127,7 +133,7 @@ class ObservedPasses:
     training: Training
     passes: Sequence[ObservedStep]
     num_reduced: int
-    """number of such passes in a step"""
+    """number of passes in a step that reduce gradients"""
 
 
 def profile_of(

@@ -24,11 +24,11 @@ from ddpprof.errors import DdpprofError
 from ddpprof.model.ddp_module import Buckets, Caps, Gradient, final_buckets, rebuilds_buckets
 
 _TAKEN_WITH_TIME = 0.4
-"""share of a transfer's cost to computation that is proportional to its duration; the rest is proportional to its size.
-Measured with netbench for gloo with 2 and 4 ranks at 0.5 to 4 Gbit/s
+"""share of a transfer's slowdown of computation that is proportional to the transfer's duration; the rest is
+proportional to its size. Measured with netbench for gloo with 2 and 4 ranks at 0.5 to 4 Gbit/s
 """
 _LEAST_SPEED = 0.1
-"""minimum speed of computation during communication, relative to full speed"""
+"""computation continues during communication at this fraction of its full speed or faster"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Cost:
     constant_ns: float = 0.0
     ns_per_byte: float = 0.0
     floor_ns: float = 0.0
-    """minimum, which is the cost of small sizes"""
+    """smallest possible time, which applies to small sizes"""
 
     def ns(self, num_bytes: float) -> float:
         return max(self.constant_ns + self.ns_per_byte * num_bytes, self.floor_ns)
@@ -55,13 +55,13 @@ class Link:
     """The costs of an all-reduce among the ranks; not a physical link."""
 
     alone: Cost
-    """duration for a bucket without concurrent transfers and computation"""
+    """duration of the all-reduce of a bucket if there are no concurrent transfers or computation"""
     busy: Cost = NOTHING
-    """duration for a bucket during computation, if longer"""
+    """duration of the all-reduce of a bucket during computation, if longer than `alone`"""
     taken: Cost = NOTHING
-    """computation time lost to a concurrent transfer"""
+    """computation time that is lost to a concurrent transfer"""
     at_once: int = 1
-    """number of concurrent transfers: one with NCCL, two with gloo's two threads"""
+    """number of transfers that run at the same time: one with NCCL, two with gloo, which has two threads"""
 
     def taken_at(self, ns_per_byte: float) -> Cost:
         """Return the cost to computation on a link with another bandwidth."""
@@ -76,10 +76,10 @@ class Link:
 @dataclass(frozen=True, slots=True)
 class Bucket:
     computed_ns: float
-    """time at which its last gradient would be ready without communication"""
+    """time at which the bucket's last gradient would be ready without communication"""
     num_bytes: float
     copied_ns: float = 0.0
-    """computation time for the bucket after it has arrived"""
+    """time to copy the bucket after its all-reduce"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +94,9 @@ class Replayed:
     buckets: tuple[SentBucket, ...]
     """buckets in launch order"""
     computed_ns: float
-    """end of the computation of the backward pass"""
+    """end of the backward pass's computation"""
     end_ns: float
-    """end of finalization"""
+    """end of the step's reduction, when all buckets have been copied"""
 
 
 def replay(buckets: Sequence[Bucket], computed_ns: float, link: Link) -> Replayed:
@@ -114,7 +114,7 @@ class _Task:
 
     left_ns: float
     awaited: int | None = None
-    """bucket that must have arrived before the task begins"""
+    """index of the bucket whose all-reduce must have finished before the task begins"""
 
 
 class _State:
@@ -127,11 +127,11 @@ class _State:
         self.computed_at = inf
         self._tasks = _tasks(buckets, computed_ns)
         self._next = 0
-        """index of the current task: for each bucket, a task that ends with its launch; then the rest of the backward
-        pass; then, for each bucket, its copy
+        """index of the current task. The tasks are, in order: one for each bucket, ending with its launch; the rest of
+        the backward pass; and the copy of each bucket
         """
         self._left: dict[int, float] = {}
-        """fraction of each bucket in transit that remains to be sent"""
+        """bucket that is being sent → fraction of it that remains to be sent"""
         self._settle()
 
     @property
@@ -193,13 +193,13 @@ def _tasks(buckets: Sequence[Bucket], computed_ns: float) -> list[_Task]:
 
 
 _NOTHING = 1e-3
-"""remaining times below this, in ns, are rounding errors"""
+"""a remaining time below this, in ns, is a rounding error"""
 _NOTHING_LEFT = 1e-9
-"""remaining fractions of a bucket below this are rounding errors"""
+"""a remaining fraction of a bucket below this is a rounding error"""
 
 
 Times = Sequence[float | None]
-"""time of each gradient in ns since the start of the step; ``None`` for a parameter without gradient"""
+"""time of each gradient in ns since the start of the step; ``None`` if a parameter has no gradient"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ class Computed:
     """end of the last forward pass"""
     gradients_ns: tuple[float | None, ...]
     end_ns: float
-    """end of the backward pass"""
+    """end of the backward pass's computation"""
 
     def ending_at(self, end_ns: float) -> Computed:
         """Return the computation with its backward pass scaled uniformly to end at `end_ns`."""
@@ -236,22 +236,22 @@ class Training:
     buckets: Buckets
     """buckets of each module in launch order"""
     caps: Caps
-    """caps from which the buckets were built"""
+    """caps from which the buckets of the first module were built"""
     world_size: int
     backend: str
     on_cpu: bool
     knows_parameters: bool = True
-    """``False`` if each of `gradients` is a bucket from a trace, so that its parameters are unknown"""
+    """``False`` if each of `gradients` stands for a whole bucket from a trace, whose parameters are unknown"""
     find_unused_parameters: bool = False
     static_graph: bool = False
     gradient_as_bucket_view: bool = False
     comm_hook: str | None = None
     modules: tuple[int, ...] = (0,)
-    """indices of the DDP modules that the pass goes through"""
+    """indices of the DDP modules that the backward pass goes through"""
     further_modules_at: tuple[int, ...] = ()
-    """index of the first gradient of each module after the first"""
+    """for each module after the first: index of its first gradient in `gradients`"""
     further_caps: tuple[Caps, ...] = ()
-    """caps of each module after the first"""
+    """for each module after the first: caps from which its buckets were built"""
 
     @property
     def bucket_bytes(self) -> tuple[int, ...]:

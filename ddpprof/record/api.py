@@ -190,7 +190,9 @@ def install(distributed: ModuleType) -> None:
 
 
 _OF_RANK = "DDPPROF_RANK_PROCESS"
-"""environment variable with the PID of the rank; processes started by the rank inherit it and are not ranks"""
+"""environment variable with the PID of the rank. Processes started by the rank inherit the variable, and so know that
+they are not ranks
+"""
 
 
 class _EarlyEnd:

@@ -40,7 +40,7 @@ from ddpprof.record.window import Window
 from ddpprof.rundir import BOARD_DIRECTORY, CONTROL_SOCKET
 
 _PLACES_S = 10.0
-"""time limit in seconds for all ranks to report which machine they run on"""
+"""seconds within which all ranks must report on which machine they run"""
 
 
 class Board(Protocol):
@@ -135,7 +135,7 @@ class Neighbours:
 
 _MOST_REQUEST_BYTES = 4096
 _REQUEST_S = 5.0
-"""time limit in seconds for a client to send its request"""
+"""seconds within which a client must send its request after connecting"""
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -204,15 +204,17 @@ class Control:
 
 
 _ANSWER_S = 60.0
-"""time limit in seconds for all ranks to become ready"""
+"""seconds within which all ranks must become ready for a capture"""
 _WRITE_S = 3600.0
-"""time limit in seconds for all ranks to run the steps and write their files"""
+"""seconds within which all ranks must run the steps of a capture and write their files"""
 _LOOK_S = 0.05
 _RANKS_PER_LOOK = 500
-"""if there are more ranks than this, each rank reads the board less often, to limit the load on the store"""
+"""number of ranks up to which each rank reads the board in every round; with more ranks, it reads less often, to limit
+the load on the store
+"""
 _CANCELLED = -1
 _BOARD_FAILS = (OSError, RuntimeError, ValueError)
-"""errors that a board raises when the job is about to end"""
+"""errors that reading or writing a board may raise when the job is about to end"""
 _KEPT_STEPS = 2000
 _USUAL_STEPS = 200
 _RECENT_STEPS = 5
@@ -233,11 +235,11 @@ class Captures:
         self._neighbours = Neighbours(self._directory, job.agreement.store, job.rank, job.world_size)
         self._board: Board | None = None
         self._number = 1
-        """number of the current or next capture"""
+        """number of the current capture or, between captures, of the next capture"""
         self._num_rounds, self._rounds_per_look = 0, max(1, job.world_size // _RANKS_PER_LOOK)
         self._asked_since: float | None = None
         self.request: CaptureRequest | None = None
-        """request for a capture that is about to begin; if this is set, the training thread reads the board"""
+        """request for a capture that is about to begin; while it is set, the training thread reads the board"""
         self._first_step: int | None = None
         self._over: Window | None = None
         self._control: Control | None = None

@@ -23,12 +23,16 @@ from ddpprof.model.ddp_module import Compilation, CompileOrder, OptimizeDdp
 from ddpprof.record.settings import Settings
 
 _CALLER = "_TorchDynamoContext.__call__.<locals>."
-"""prefix of the qualified name of torch's function that calls compiled code; other code is called without it"""
+"""prefix of the qualified name of PyTorch's function that calls compiled code; code that is not compiled is called
+without this function
+"""
 _COMPILED_WITH = "_ddpprof_compiled_with"
-"""attribute of a module with the arguments that the script passed to its ``compile``"""
+"""name of a module's attribute in which ddpprof stores the arguments that the script passed to the module's
+``compile``
+"""
 
 _num_graphs: dict[tuple[str, ...], int] = {}
-"""parameter names of a compiled forward pass → number of graphs into which DDPOptimizer last split it"""
+"""names of the parameters in a compiled forward pass → number of graphs into which DDPOptimizer last split this pass"""
 _counts_graphs = False
 
 
@@ -45,7 +49,9 @@ def is_at_limit() -> bool:
 
 
 _AT_LIMIT = re.compile(r"(?:recompile|cache_size)[ _]limit", re.IGNORECASE)
-"""part of the reason that torch counts: ``"cache_size_limit reached"`` in torch 2.6"""
+"""pattern for the reason under which PyTorch counts a reached limit, such as ``"cache_size_limit reached"`` in torch
+2.6
+"""
 
 
 def _has_graphs() -> bool:

@@ -52,7 +52,7 @@ from ddpprof.record.optimizer_hooks import optimizer_facts
 
 _MAX_PARAMETERS = 16
 _MAX_VALUES = 8
-"""maximum number of values of each parameter"""
+"""maximum number of values that are sampled from each parameter"""
 
 
 class ReplicaNotes:
@@ -127,12 +127,12 @@ class _Candidate:
     names: list[str]
     parameters: list[TensorWeakRef]
     versions: list[int]
-    """torch's version counter of each parameter"""
+    """value of PyTorch's version counter (``Tensor._version``) of each parameter"""
     ddp: weakref.ref[DistributedDataParallel] | None
     step: int
     values: tuple[float, ...]
     gradients: list[tuple[int, int] | None]
-    """result of `_gradient` for each parameter"""
+    """identity and version of each parameter's gradient: see `_gradient`"""
 
     def trained(self) -> tuple[list[str], list[torch.Tensor]] | None:
         """Return the names of the parameters that have changed, and all parameters.
@@ -154,7 +154,7 @@ class Unaveraged(Listener):
         self._device = device
         self._called: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        """optimizers that have taken a step"""
+        """optimizers that have taken at least one step"""
         self._candidates: list[_Candidate] = []
         self._has_looked = False
         self._found: tuple[UnaveragedParameters, ...] = ()
@@ -317,9 +317,10 @@ def _own_parameters(module: nn.Module, wanted: Mapping[int, torch.Tensor]) -> di
 
 
 _MOST_BYTES = 100_000
-"""maximum size of a script that is parsed; up to this size, parsing takes less than 0.1 s"""
+"""maximum size in bytes of a script that is parsed; parsing such a script takes less than 0.1 s"""
 _RANK_NAMES = frozenset({"rank", "global_rank"})
-"""variable names for the global rank; names for local ranks are not included, because several ranks have local rank 0
+"""variable names for the global rank. Names for local ranks are left out, because on each host one rank has local rank
+0
 """
 _RANK_WORDS = re.compile(r"rank|main_process|master", re.IGNORECASE)
 _ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
@@ -328,7 +329,7 @@ _NAMES = ast.Name | ast.Attribute
 _GROUP_ARGUMENTS = frozenset({"group", "process_group", "pg", None})
 """names of arguments that may be a process group; ``None`` stands for ``**kwargs``"""
 _LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
-"""statements that end a function, so that the rest of the function may run only on the other ranks"""
+"""statements that leave a block early, so that only the other ranks may run the rest of the function"""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 
 

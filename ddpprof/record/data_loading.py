@@ -34,11 +34,11 @@ from ddpprof.record.events import Listener
 
 _MAX_ROWS = 32
 _MAX_ELEMENTS = 256
-"""maximum number of elements read per sample from all its tensors: at most 64 KiB per batch"""
+"""maximum number of elements that are read from all tensors of a sample together: at most 64 KiB per batch"""
 _MAX_TENSORS = 8
 _MAX_DEPTH = 3
 _DIGEST_BYTES = 7
-"""size of a digest, so that it fits into a signed 64-bit integer"""
+"""size of a digest in bytes; a digest of this size fits into a signed 64-bit integer"""
 
 
 def tensors_in(batch: Any, depth: int = _MAX_DEPTH) -> Iterator[Any]:
@@ -143,18 +143,20 @@ _OF_TORCH = (
 )  # fmt: skip
 _NOT_DRAWING = {"seed", "getstate", "setstate", "get_state", "set_state"}
 _IN_PLACE = re.compile(r"(?:uniform|normal|log_normal|bernoulli|random|exponential|cauchy|geometric)_")
-"""names of in-place methods that fill a tensor with random numbers"""
+"""pattern for the names of in-place methods that fill a tensor with random numbers"""
 _OWN_GENERATOR = re.compile(r"generator|manual_seed|seed|default_rng|RandomState|Random|Generator|fork_rng")
-"""names and keywords that indicate that the dataset seeds a generator itself, for example from a sample's index"""
+"""pattern for names and keywords which indicate that the dataset seeds a generator itself, for example from a sample's
+index
+"""
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _DRAWING_CLASS = re.compile(r"^Random|Jitter|Augment|Erasing|MixUp|CutMix")
-"""class names of library transforms that use random numbers, in code that is too complex to analyze"""
+"""pattern for class names of library transforms that use random numbers; their code is too complex to analyze"""
 _LIBRARIES = ("torchvision", "torchaudio", "kornia")
 _KEEPS_SEEDS = {
     "torch", "initial_seed", "utils", "data", "get_worker_info", "seed", "np", "numpy", "random", "manual_seed", "int",
     "set_num_threads",
 }  # fmt: skip
-"""a ``worker_init_fn`` that uses only these names derives all seeds from the loader's seeds"""
+"""if a ``worker_init_fn`` uses only these names, it derives all seeds from the loader's seeds"""
 _SEEDS_OF_LOADER = {"initial_seed", "get_worker_info"}
 _SEEDING = {"seed", "manual_seed"}
 _SAMPLING_METHODS = ("__getitem__", "__getitems__", "__iter__", "__call__", "forward")
@@ -246,7 +248,7 @@ class _Code:
     """The names and objects that the code of a function refers to."""
 
     words: set[str]
-    """names of globals and attributes, and keyword names in calls"""
+    """names of globals and attributes that the code uses, and keyword names in its calls"""
     reached: list[Any]
     """objects that the code accesses through globals or through the class of ``self``"""
 
@@ -309,7 +311,7 @@ _MAX_LOADERS = 32
 _MAX_EPOCHS_KEPT = 16
 _MAX_BATCHES_KEPT = 32
 _BATCHES_AHEAD = 4
-"""the input of a forward pass may come from this many recent batches"""
+"""number of recent batches with which the input of a forward pass is compared, because loaders may fetch ahead"""
 
 
 @dataclass(eq=False)
@@ -317,7 +319,7 @@ class _Feed:
     """State of one DataLoader. It is valid as long as the loader's sampler exists."""
 
     loader: Loader
-    """description of the loader when its first pass began"""
+    """description of the loader at the time at which its first pass began"""
     sampler_id: int
     drawn_by: weakref.ref[Any] | None
     epochs_set: list[int] | None = None
@@ -329,9 +331,9 @@ class _Feed:
     waited_ns: int = 0
     batches: list[Batch] = field(default_factory=list)
     has_run_out: bool = True
-    """True if the last pass over the loader was completed, or no pass has begun"""
+    """True if the loader had no more batches in its last pass, or if no pass has begun"""
     place: int = 0
-    """position of the last batch in its pass"""
+    """position of the most recent batch in its pass"""
     worker_seeds: list[int] = field(default_factory=list)
     sizes: deque[frozenset[int]] = field(default_factory=lambda: deque(maxlen=_BATCHES_AHEAD))
 
@@ -355,16 +357,19 @@ class Feeding(Listener):
 
     def __init__(self) -> None:
         self.recording = False
-        """whether the current step is recorded in detail"""
+        """whether the parts of the current step are recorded"""
         self.data_ns = 0
         self.input_numel = 0
-        """time that the training thread has waited for batches in this step, ns"""
+        """`data_ns` is the time that the training thread has waited for batches in this step; `input_numel` is the size
+        of the step's inputs
+        """
         self.began_pass = False
-        """whether a pass over a loader has begun; the code that reads this field resets it"""
+        """whether a pass over a loader has begun since this field was last reset; the code that reads it resets it"""
         self._feeds: list[_Feed] = []
         self._by_index_sampler: dict[int, _Feed] = {}
         self._waiting: dict[_Feed, bool] = {}
-        """each loader with a last batch that was not used with gradients → whether the batch was used without gradients
+        """loaders whose last batch was not yet used in a forward pass with gradients → whether it was used in one
+        without gradients
         """
         self._epochs_set_on: set[int] = set()
 

@@ -36,7 +36,7 @@ class ReducerParameters(NamedTuple):
     """The reducer's parameters, in the order that the reducer uses."""
 
     names: list[str]
-    """name of each parameter in the module; the first name if it has several"""
+    """name of each parameter in the module; if a parameter has several names, the first of them"""
     parameters: list[Parameter]
     expect_sparse: list[bool]
 
@@ -47,7 +47,9 @@ class _Frozen(Struct):
     name: str
     parameter: TensorWeakRef
     version: int | None = None
-    """torch's version counter of the parameter when it was first seen to require a gradient"""
+    """value of PyTorch's version counter (``Tensor._version``) when the parameter was first seen to require a
+    gradient
+    """
 
     def is_trained(self) -> bool:
         """Return True if the values have changed since the parameter was first seen to require a gradient."""
@@ -152,13 +154,15 @@ def _names(ddp: DistributedDataParallel, parameters: Sequence[Parameter]) -> lis
 
 _MOST_SAID = 5
 _MOST_PARAMETERS = 20_000
-"""models with more parameters than this are not described, because the description could take megabytes in the store"""
+"""models with more parameters than this are not compared, because their descriptions could take megabytes in
+the store
+"""
 _BY_PLACE = (
     "DDP matches parameters by position, not by name, so parameters receive the values and gradients of other "
     "parameters. On every rank, build the model in the same order and with the same types."
 )
 _OF_BUCKETS = ("bucket_bytes_cap", "find_unused_parameters", "forward_sync_buffers", "broadcast_buffers")
-"""attributes of DDP that determine the collectives of a step; some torch versions lack some of the attributes"""
+"""attributes of DDP that determine the collectives in a step; some of them do not exist in every version of PyTorch"""
 
 
 class DdpModel(Struct, frozen=True):
@@ -175,7 +179,7 @@ class ModelComparison:
     def __init__(self) -> None:
         self._ddp: weakref.ref[Any] | None = None
         self._num_compared: Counter[str] = Counter()
-        """name of a process group → number of DDP modules in this group so far"""
+        """name of a process group → number of DDP modules that have been compared in this group so far"""
 
     def constructs(self, ddp: Any) -> None:
         """Record which DDP module is about to be constructed."""
@@ -316,10 +320,10 @@ def _say_difference(ddp: Any, begin: str, end: str) -> None:
 
 
 _NOT_WITHOUT_DDP = ("mixed_precision", "delay_all_reduce_named_params")
-"""DDP arguments that change the computation itself, so that disabling DDP would change the result"""
+"""arguments of DDP that change the computation itself, so that training without DDP would not be comparable"""
 
 _AWAY = "_ddpprof_takes_ddp_away"
-"""attribute that marks a module with a disabled reducer"""
+"""name of the attribute that marks a DDP module whose reducer is disabled"""
 
 
 def modify_ddp(distributed: ModuleType, settings: Settings) -> None:

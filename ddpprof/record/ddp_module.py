@@ -31,9 +31,11 @@ from ddpprof.record.ddp_construction import ReducerParameters, reducer_parameter
 
 _FINISHES_PER_PASS = 4
 _MOST_ROWS = 4096
-"""maximum number of rows of an embedding that are read"""
+"""maximum number of an embedding's rows that are read"""
 _LAUNCHES_PER_STEP = 10
-"""maximum average number of timed launches per step; if a module has more buckets, only some light steps are timed"""
+"""maximum number of bucket launches that are timed per step, on average; if a module has more buckets, only some light
+steps are timed
+"""
 
 
 class ReducerTimer:
@@ -130,7 +132,7 @@ class PassCounts:
     """Counts backward passes by whether an optimizer used their reduced gradients or the gradients were discarded."""
 
     num_pending: int = 0
-    """number of passes since the gradients were used or discarded"""
+    """number of passes whose gradients have neither been used nor discarded yet"""
     num_used: int = 0
     num_discarded: int = 0
 
@@ -151,7 +153,7 @@ _SETTINGS = {
     "skip_all_reduce_unused_params": False,
     "require_backward_grad_sync": True,
 }
-"""attributes of DDP → the value to assume if the torch version lacks the attribute"""
+"""attribute of DDP → value that is assumed if this version of PyTorch lacks the attribute"""
 
 
 def ddp_settings(ddp: DistributedDataParallel) -> dict[str, Any]:
@@ -271,7 +273,7 @@ def data_parallel_facts(model: torch.nn.DataParallel[Any]) -> DataParallelModule
 
 
 _TORCH_SAMPLES_EVERY = 100
-"""DDP's default: DDP measures its own times in every hundredth iteration"""
+"""by default, DDP measures its own times in every iteration whose number is a multiple of this"""
 _NEVER = 1 << 30
 
 
@@ -281,7 +283,7 @@ class OpenForward:
 
     start_ns: int
     inner_start_ns: int
-    """end of DDP's own work before the module's forward pass"""
+    """end of DDP's own work before it calls the module's forward pass"""
     buffer_sync_ns: int
     rebuild_ns: int
 
@@ -295,7 +297,8 @@ class RecordedModule:
         self.open_forwards: list[OpenForward] = []
         self.buffer_sync_ns = 0
         self.synchronized = False
-        """True if the current step had a forward pass outside ``no_sync()``, so that a backward pass reduces gradients
+        """True if a forward pass ran outside ``no_sync()`` in the current step, so that a backward pass reduces
+        gradients
         """
         self.times: ReducerTimer | None = None
         self._passes: list[BackwardPass] = []
@@ -303,7 +306,7 @@ class RecordedModule:
         self._origin_ns = 0
         self._adds_up = False
         self._stats: list[int] | None = None
-        """the reducer's statistics when the current pass began; ``None`` in steps that are not recorded"""
+        """statistics that the reducer had when the current pass began; ``None`` in steps that are not recorded"""
         self._accumulated = _Accumulated(self._of_reducer.parameters)
         if ddp.device_type != "cpu":
             self._accumulated.note(self._searches())
@@ -315,7 +318,8 @@ class RecordedModule:
         self.replica = ReplicaNotes(self._of_reducer.parameters)
         self._gradient: tuple[int, int] | None = None
         self._num_backwards: int | None = None
-        """number of backward passes since the last forward pass; ``None`` if that forward pass ran under ``no_sync()``
+        """number of backward passes since the last forward pass; ``None`` if the last forward pass ran under
+        ``no_sync()``
         """
         self.num_unreduced = 0
         self._call = 0
@@ -535,7 +539,7 @@ class _Accumulated:
         self._handles: list[Any] = []
         self._seen: set[int] = set()
         self.ever: set[int] = set()
-        """indices of parameters that received a gradient in any recorded backward pass"""
+        """indices of the parameters that have received a gradient in at least one recorded backward pass"""
 
     @property
     def is_noted(self) -> bool:

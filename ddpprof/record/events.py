@@ -30,7 +30,7 @@ class Listener:
 
     __slots__ = ()
     may_raise: ClassVar[bool] = True
-    """False if no method raises, so that the methods can be called without ``try``"""
+    """False if no method of the listener raises, so that the methods are called without ``try``"""
 
     def forward_begins(self, ddp: DistributedDataParallel) -> None:
         """Called in any thread when a DDP module's forward pass begins. A step may have ended immediately before it."""
@@ -159,11 +159,13 @@ class Events(Listener):
 
     def __init__(self) -> None:
         self.heard: frozenset[str] = frozenset()
-        """names of the events that have a listener"""
+        """names of the events that at least one listener handles"""
         self.training_thread: int | None = None
-        """the thread that trains; ``None`` before the first forward pass"""
+        """ID of the thread that trains; ``None`` before the first forward pass"""
         self.is_waiting = False
-        """whether the training thread is waiting for other ranks; nested waits are not reported"""
+        """whether the training thread is waiting for other ranks; while it is set, further waits inside this wait are
+        not reported
+        """
         self.num_optimizer_steps = 0
 
     def bind(self, listeners: dict[str, Any]) -> None:
@@ -208,4 +210,4 @@ def _calling(methods: Sequence[Callable[..., Any]], give_up: Callable[[Exception
 
 
 EVENTS = Events()
-"""the dispatcher of this process"""
+"""the event dispatcher of this process"""

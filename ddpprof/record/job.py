@@ -132,7 +132,7 @@ class CrashFile:
         self._path: Path | None = None
         self._number = -1
         self._held: Callable[[], object | None] = lambda: None
-        """function that returns the file, or ``None`` once the script has redirected `faulthandler`"""
+        """function that returns the open file; it returns ``None`` once the script has redirected `faulthandler`"""
 
     def open(self, path: Path) -> None:
         """Enable `faulthandler` for the file `path`. Raises ``OSError``."""
@@ -191,21 +191,21 @@ class RankOutput:
 
 
 _JOIN_PATIENCE_S = 2.0
-"""seconds that a rank may be late if no collective has synchronized the ranks"""
+"""seconds that ddpprof waits for late ranks if no collective has synchronized the ranks"""
 _OFFER_S = 30.0
-"""seconds that the leading rank may take to open the run directory"""
+"""seconds within which the leading rank must open the run directory"""
 
 
 @dataclass(frozen=True)
 class AgreedRecording:
     out: str | None
-    """run directory; ``None`` if recording is not possible"""
+    """run directory; ``None`` if the ranks cannot record"""
     run_id: str
     everyone: bool
-    """True if every rank of the process group records"""
+    """True if all ranks of the process group record"""
     problem: str | None
     leader: int
-    """leading rank"""
+    """number of the leading rank, which opens the run directory"""
 
 
 class Agreement:
@@ -296,7 +296,7 @@ class Agreement:
 
 _session_numbers = itertools.count()
 _LAST_PATIENCE_S = 0.5
-"""seconds that a failed rank, about to exit, waits for other ranks"""
+"""seconds that a failed rank waits for other ranks before it exits"""
 
 
 class JobRank:
@@ -311,14 +311,14 @@ class JobRank:
         self.rank = 0
         self.world_size = 1
         self.leads = True
-        """whether this rank reports for all ranks; True on every rank before the ranks agree"""
+        """whether this rank reports for all ranks; until the ranks have agreed, True on every rank"""
         self._leader = 0
         self.files: RankOutput | None = None
         self.everyone_records = True
         self.began_part = False
-        """True if this rank was the first to write on a host that cannot access the leading rank's folder"""
+        """True if this rank was the first to write on its host, and the host cannot access the leading rank's folder"""
         self.alone = False
-        """True if this process is the whole job, without a process group"""
+        """True if this process is the whole job and has no process group"""
 
     @property
     def attached(self) -> bool:

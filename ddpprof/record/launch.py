@@ -44,14 +44,16 @@ from ddpprof.record.settings import ENVIRONMENT_VARIABLE, Settings
 _INJECT = Path(__file__).parent / "inject"
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _SLURM_RANK = "SLURM_PROCID"
-"""variable that Slurm also sets for a batch script, although a batch script is not a rank"""
+"""environment variable that contains the rank; Slurm also sets it for a batch script, which is not a rank"""
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _POLL_S = 1.0
-"""seconds between checks whether the job has ended; they are needed because a library's thread may receive SIGCHLD"""
+"""seconds between checks whether the job has ended. SIGCHLD is not enough, because a library's thread may receive it"""
 _GRACE_S = 10.0
-"""seconds after a signal until processes that are still running receive SIGKILL"""
+"""seconds after a signal until ddpprof sends SIGKILL to processes that are still running"""
 _SI_KERNEL = 0x80
-"""`si_code` of a signal from the terminal, which is sent to a whole process group"""
+"""`si_code` of a signal that the kernel sent. A terminal's signals have it, and reach the job too if it is in the same
+process group
+"""
 
 
 @dataclass(frozen=True)
@@ -60,15 +62,15 @@ class JobEnd:
 
     exit_code: int
     signal: int | None
-    """signal that ended the job's first process"""
+    """signal that ended the job's first process; ``None`` if no signal ended it"""
     needs_rank: str | None
-    """missing launcher variable, such as RANK, that ended the script"""
+    """environment variable of a launcher, such as RANK, whose absence made the script fail"""
     interrupted: bool
     """True if ddpprof received a termination signal and forwarded it"""
     is_timed_out: bool
     """True if ddpprof ended the job because it reached its time limit"""
     was_reached: bool
-    """whether ddpprof was loaded in any Python process of the job; False if the job has a separate file system"""
+    """whether any Python process of the job loaded ddpprof; also False if the job has a separate file system"""
 
     @property
     def was_stopped(self) -> bool:
@@ -205,9 +207,9 @@ class CommandEnd(NamedTuple):
     """How a command ended."""
 
     returncode: int
-    """exit code, or the negative number of the signal that ended the command"""
+    """exit code, or -N if signal N ended the command"""
     interrupted: bool
-    """True if this process received a termination signal"""
+    """True if ddpprof received a termination signal"""
     is_timed_out: bool = False
 
 

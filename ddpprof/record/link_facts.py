@@ -26,7 +26,7 @@ _SETTINGS = (
     *("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_ALGO", "NCCL_PROTO"),
 )
 _MOST_FILES = 4096
-"""maximum number of open files that are examined"""
+"""maximum number of the process's open files that are examined"""
 _MOST_DEVICES = 16
 _ESTABLISHED = "01"
 _MBIT, _GBIT = 10**6, 10**9

@@ -35,7 +35,8 @@ from ddpprof.record.events import Listener
 _STATM = Path("/proc/self/statm")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _NOT_TOLD = (RuntimeError, KeyError)
-"""errors of a failing device or of an allocator without statistics; if they occur, only a part of the record is missing
+"""errors of a failing device, or of an allocator without statistics. ddpprof then leaves out only a part of the
+record
 """
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
@@ -46,7 +47,7 @@ class MemoryNotes:
     def __init__(self) -> None:
         self._own: set[int] = set()
         self._torch: Any = torch.cuda
-        """torch's module for the accelerator, such as `torch.cuda`"""
+        """PyTorch's module for the accelerator, such as `torch.cuda`"""
 
     def owns(self, devices: Iterable[torch.device]) -> None:
         """Add devices on which the process trains."""
@@ -119,7 +120,7 @@ class PeakNotes(Listener):
 
 
 _GROWS = 1.01
-"""minimum relative growth of a peak that is recorded"""
+"""a peak is recorded again if it is more than this many times the last recorded peak"""
 
 
 def resident_bytes() -> int | None:
@@ -157,7 +158,7 @@ def _describe_device(module: Any, device: int, is_own: bool) -> DeviceMemory:
 
 _PROC = Path("/proc/self")
 _THROTTLED_UNITS_NS = {"throttled_usec": 1000, "throttled_time": 1}
-"""name of the throttling counter in cgroup v2 and v1 → its unit in ns"""
+"""name of the throttling counter (first for cgroup v2, then for v1) → its unit in ns"""
 _MOST_THREADS = 256
 _MOST_CORES = 64
 
@@ -233,8 +234,8 @@ def core_khz() -> int:
 
 
 _NUM_IDLE = 3
-"""number of idle threads; when a job with a stuck device exits, one thread waits for the device, one writes the trace,
-and one watches for signals
+"""number of threads that are started in advance. If a job with a stuck device exits, one thread waits for the device,
+one writes the trace, and one watches for signals
 """
 
 
@@ -292,13 +293,13 @@ class Standby:
 
 
 STANDBY = Standby()
-"""the threads of this process"""
+"""threads of this process that wait for work"""
 
 
 GRACE_S = 3.0
-"""seconds that a call guarded by `signals_end_a_hang` may continue after a signal"""
+"""seconds that a call inside `signals_end_a_hang` may continue after a signal before the process is ended"""
 _GRACE_OF_SCRIPTS_S = 20.0
-"""the same if the script has its own signal handler; it may save its work when the call returns"""
+"""the same time if the script handles the signal itself, because the script may save its work when the call returns"""
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -350,7 +351,7 @@ def _end_with(number: int) -> None:
 
 
 PATIENCE_S = 5.0
-"""minimum seconds to wait for a device; if steps are long, ddpprof waits longer"""
+"""shortest time in seconds for which ddpprof waits for a device; it waits longer if steps are long"""
 
 
 class TrainingDevice:
@@ -359,7 +360,7 @@ class TrainingDevice:
     def __init__(self) -> None:
         self.accelerators: tuple[torch.device, ...] = ()
         self._waiting: Future[None] | None = None
-        """the last wait for the devices"""
+        """the most recent wait for the devices, which may not be over"""
         self.is_captured = False
         """True while the script captures a CUDA graph; waiting for the device would break the capture"""
 

@@ -40,13 +40,15 @@ from ddpprof.version import __version__
 
 _ROUNDS = 5
 _UNDER_WAY = 4
-"""number of collectives in flight; like in a backward pass, there are more than a backend executes at the same time"""
+"""number of collectives that are started before the first is awaited; as in a backward pass, it is larger than the
+number that a backend runs at the same time
+"""
 _FEWEST_BESIDE, _MOST_BESIDE = 2, 64
-"""number of collectives that run during computation in a round"""
+"""smallest and largest number of collectives that run during the computation in one round"""
 _LEAST_NS = 100_000_000
-"""minimum duration of the computation without collectives in a round, ns"""
+"""shortest duration in ns of the computation that runs without collectives in a round"""
 _ROWS, _WIDTH = 128, 512
-"""size of the matrices; one product takes a few milliseconds on one core"""
+"""size of the multiplied matrices; one product takes a few milliseconds on one core"""
 
 Start = Callable[[], Any]
 """function that starts a collective and returns its work handle"""
@@ -100,17 +102,23 @@ def _under_way(works: Sequence[Any]) -> list[Any]:
 _WARM_UPS = 3
 _FEWEST, _MOST = 3, 200
 _EVERY = 4
-"""every n-th size, counted from the largest, is also measured with two concurrent collectives"""
+"""of the sizes sorted from largest to smallest, every n-th is also measured with two concurrent collectives; n is this
+number
+"""
 _BESIDE = 1 << 18, 1 << 26
-"""smallest and largest size measured during computation, in bytes: typical bucket sizes"""
+"""smallest and largest size in bytes that are also measured during computation; buckets typically have such sizes"""
 _PATIENCE = timedelta(minutes=5)
 _ELEMENT_BYTES = 4
 
 _PARTS = 10
-"""number of parts of a size's iterations; after each part, the ranks agree whether there is time for more"""
+"""number of parts into which the iterations for a size are divided; after each part, the ranks agree whether there is
+time for more
+"""
 
 _IN_A_ROW_NS, _MOST_IN_A_ROW = 2_000_000, 20
-"""time limit and maximum number of iterations that are timed together on an accelerator"""
+"""on an accelerator, iterations are timed in groups: maximum duration of a group in ns, and maximum number of
+iterations in it
+"""
 
 
 class _Time(NamedTuple):
@@ -121,7 +129,7 @@ class _Time(NamedTuple):
 
 
 _Ranks = tuple[_Time, ...]
-"""times of one iteration, by rank"""
+"""times of one iteration on each rank"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +137,11 @@ class Plan:
     collective: str
     sizes_bytes: Sequence[int]
     backend: str | None
-    """``None`` for the device's default"""
+    """backend to use; ``None`` for the default of the device"""
     seconds: float
-    """time limit for each size"""
+    """time limit for each size, in seconds"""
     link_bits_per_s: int | None = None
-    """link speed given by the user"""
+    """link speed, as given by the user"""
 
 
 def measure(plan: Plan) -> NetBench | None:
@@ -375,4 +383,4 @@ _COLLECTIVES: Mapping[str, Callable[[int, torch.device], Start]] = {
     "broadcast": _broadcast,
 }
 _SHARED_OUT = ("all_gather", "reduce_scatter")
-"""collectives in which each rank holds an equal part of the bytes"""
+"""collectives in which each rank holds an equal share of the bytes"""

@@ -27,17 +27,17 @@ from ddpprof.model.overdue import Call, Frame, KindOfCall, OverdueFacts, Wait, c
 from ddpprof.monitor.processes import wait_of
 
 _OF_NCCL, _OF_GLOO = "_dump_nccl_trace_json", "_dump_fr_trace_json"
-"""functions of torch that return the flight recorder's dump"""
+"""names of PyTorch's functions that return the contents of the flight recorder"""
 _WITHOUT_WAITING = ("broadcast", "scatter", "send")
-"""operations that return on the sender even if no other rank takes part"""
+"""operations that may return on the sending rank even if no other rank takes part"""
 _ALL_REDUCE = ("all_reduce", "allreduce")
 _LEAST_STEPS = 5
-"""minimum number of earlier steps for a collective to count as unusual"""
+"""a collective may count as unusual once there are at least this many earlier steps"""
 
 
 class Collective(NamedTuple):
     created_ns: int
-    """when the collective was called, ns since 1970"""
+    """time at which the collective was called, in ns since 1970"""
     name: str
     numel: int
     group: str = ""
@@ -120,9 +120,9 @@ class LastBucket(NamedTuple):
 
     module: int
     bucket: int
-    """index of the bucket in its module"""
+    """index of the bucket in its DDP module"""
     bucket_ns: int
-    """launch time, ns since 1970"""
+    """time at which the bucket was launched, in ns since 1970"""
 
 
 def last_bucket(launched: Sequence[Collective], bucket_numels: Sequence[Sequence[int]]) -> LastBucket | None:
@@ -147,7 +147,7 @@ _MOST_CALLS = 150
 _MOST_KINDS = 60
 _MOST_CHARACTERS = 200
 _OF_LOOPS = (StopIteration, GeneratorExit, KeyboardInterrupt, SystemExit)
-"""exceptions that a thread handles in normal operation"""
+"""exceptions that a thread also handles if there is no error"""
 
 
 def overdue_facts(training_thread: int, since_ns: int, learning_rate: float | None, stack: str) -> OverdueFacts:

@@ -270,7 +270,7 @@ def _save(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _unwritten: set[str] = set()
-"""files that ``torch.save`` did not write, and the new names if the script has renamed them"""
+"""paths of files that ``torch.save`` was made not to write; if the script has renamed one of them, also the new path"""
 
 
 def leave_unwritten(path: str | os.PathLike[str]) -> None:
@@ -390,7 +390,7 @@ _SAVING_METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
     "lightning.fabric.strategies.strategy": ("Strategy", ("save_checkpoint",)),
     "lightning_fabric.strategies.strategy": ("Strategy", ("save_checkpoint",)),
 }
-"""module → class, and methods of the class that save or delete checkpoints"""
+"""module → name of a class in it, and names of the class's methods that save or delete checkpoints"""
 
 
 def wrap_framework_saves() -> None:

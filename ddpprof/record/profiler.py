@@ -40,11 +40,15 @@ from ddpprof.record.settings import Settings
 _LOOKS_EVERY_S = 0.01
 _TRIES_AGAIN_S = 0.05
 _USUAL_FACTOR = 5
-"""the profiler may stop within a step that is this many times as long as the longest earlier step"""
+"""ddpprof may stop the profiler during a step that takes more than this many times as long as the longest
+earlier step
+"""
 _MEMORY_OF_UNUSUAL_BYTES = 8 << 20
-"""memory growth in bytes at which the profiler stops within such a step; stopping takes several times as much memory"""
+"""ddpprof stops the profiler during such a step if memory has grown by this many bytes; stopping takes several times as
+much memory
+"""
 _LONG_S = 10.0
-"""duration in seconds at which the profiler stops within such a step even if memory has not grown"""
+"""ddpprof stops the profiler during such a step after this many seconds even if memory has not grown"""
 
 
 class Bounds:
@@ -56,7 +60,9 @@ class Bounds:
         self._most_s = most_seconds
         self._most_bytes = most_bytes
         self._longest_s = {True: 0.0, False: 0.0}
-        """duration in seconds of the longest initial skipped step (False), and of the longest other step (True)"""
+        """duration in seconds of the longest step: under False, of the initial skipped steps; under True, of all other
+        steps
+        """
         self._step_began = 0.0
         self._bytes_at_step = 0
         self._began: float | None = None
@@ -131,7 +137,7 @@ class Bounds:
 
 
 _asked: list[tuple[Callable[[], bool], Future[bool]]] = []
-"""functions to be called in the main thread, and futures for their results"""
+"""functions that the main thread should call, and futures for their results"""
 
 
 def _run_asked(_nothing: object) -> int:
@@ -142,7 +148,7 @@ def _run_asked(_nothing: object) -> int:
 
 
 _RUN_ASKED = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_run_asked)
-"""kept alive until the interpreter exits, because the interpreter may call it late"""
+"""must exist until the interpreter exits, because the interpreter may call it late"""
 
 
 _gzip_open: Any
@@ -153,7 +159,8 @@ except ImportError:
 
 _ASKS_EVERY_S = 0.1
 _LOCAL_DISK_BYTES = 4 << 30
-"""minimum free bytes on the node's local disk; if there are fewer, the trace is written directly to the run directory
+"""the trace is written to the node's local disk first if at least this many bytes are free there; otherwise directly to
+the run directory
 """
 
 
@@ -248,35 +255,41 @@ def _relative(path: Path) -> str:
 
 
 _TOGGLES_S = 0.5
-"""seconds to wait for the device before toggling collection; if it is not idle by then, ddpprof tries again later"""
+"""seconds to wait until the device is idle, before ddpprof turns collection on or off; if it is not idle by then,
+ddpprof tries again later
+"""
 _LETS_GO_S = 0.02
-"""seconds to wait for gloo's threads to end their profiler ranges, before the profiler's memory is freed"""
+"""seconds to wait for gloo's threads to end their profiler ranges before the profiler's memory is freed"""
 _ACTIVITIES = {device: getattr(ProfilerActivity, name) for device, name in ACTIVITIES.items()}
 _GPU_FILES = tuple(map(Path, ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")))
-"""device files of NVIDIA drivers, of the Windows Subsystem for Linux, and of AMD drivers"""
+"""device files of NVIDIA's driver, of the Windows Subsystem for Linux, and of AMD's driver"""
 _TOGGLED = {ProfilerActivity.CPU, *_ACTIVITIES.values()}
 if torch.__version__ < "2.8":
     _TOGGLED.remove(ProfilerActivity.XPU)  # these versions cannot toggle XPU and would print a warning to stderr
-"""activities that can be toggled; torch prints a warning to stderr if an activity is already in the requested state"""
+"""profiler activities that can be turned on and off; PyTorch prints a warning if an activity is already in the
+requested state
+"""
 
 
 class StepProfiler:
     """Runs torch.profiler over the profiled steps of one process."""
 
     _other: ClassVar[tuple[weakref.ref[Any], object] | None] = None
-    """the script's autograd profiler that began to warm up most recently, and its results at that time"""
+    """the script's autograd profiler that was the last to begin its warm-up, and the results that it had at
+    that time
+    """
 
     def __init__(self, settings: Settings, device: TrainingDevice) -> None:
         self._settings = settings
         self._device = device
         self._profile: profile | None = None
         self.left: profile | None = None
-        """profile that could not be stopped yet because the device did not become idle"""
+        """profile that ddpprof could not stop yet, because the device did not become idle"""
         self._is_busy = False
         self._recording = False
         self._collects = True
         self._stops_collecting: Future[None] | None = None
-        """pending call that stops Kineto's collection for `left` as soon as the device is idle"""
+        """pending call that waits until the device is idle, and then stops Kineto's collection for `left`"""
         self._step: record_function | None = None
         self.pause_ns = 0
 

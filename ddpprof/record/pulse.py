@@ -39,23 +39,27 @@ _NUM_STEPS = state_word("num_steps")
 # A note has a kind and a value. The kind is one of these four, or an `Activity`; the value of an `Activity` is the time
 # at which it began.
 WAITED = 8
-"""ns of waiting for other ranks outside backward passes, within the current activity"""
+"""time in ns that the training thread waited for other ranks during the current activity, but outside backward
+passes
+"""
 GRADIENTS = 9
-"""for each module, when gradients were ready in the backward pass that has just ended: ns since torch's own origin
-(empty if unknown), and the earliest and latest possible time of that origin
+"""for each module: when its gradients were ready in the backward pass that has just ended, in ns since an origin of
+PyTorch's own (empty if unknown), and the earliest and latest time that this origin may be
 """
 NOTED_FLAGS = 10
-"""`StepFlag` of the current step"""
+"""`StepFlag` to add to the current step"""
 STEP_ENDED = 11
 """number of the step that ended when the current activity began"""
 
 _Gradients = Sequence[tuple[Sequence[int], int, int]]
 _GRADIENTS_PER_LOOK = 400
-"""maximum average number of gradient times that are read per step; reading this many takes about 10 µs"""
+"""maximum number of gradient times that are read per step, on average; reading this many takes about 10 µs"""
 _BETWEEN_LOOKS_NS = 2_000_000
-"""gradient times are read in every step if steps take at least this long, ns"""
+"""gradient times are read in every step if steps take at least this long, in ns; in shorter steps, they are read less
+often
+"""
 _STEPS_OF_MEAN = 16
-"""minimum number of steps over which the mean duration is computed"""
+"""the mean duration of steps is computed over at least this many steps"""
 
 
 class PulseRows:
@@ -65,28 +69,28 @@ class PulseRows:
         """Start with step number `first_step`, which begins at `begin_ns`."""
         self._memory, self._words = memory, words
         self.notes: deque[tuple[int, Any]] = deque()
-        """kinds and values of notes; any thread may append"""
+        """kind and value of each note; any thread may append notes"""
         self.problem: str | None = None
-        """reason why no more rows are written"""
+        """reason why no more rows are written, if that is so"""
         self._making = Lock()
         self._num_summaries, self._steps_per_summary = 0, layout.STEPS_PER_SUMMARY
         self._summarized_until = first_step
         self.memory_bytes = UNKNOWN
-        """resident memory at the last sample"""
+        """resident memory of the process in the last sample"""
         self.looks_every = 1
-        """gradient times are read in one of this many steps"""
+        """gradient times are read in one of this many steps; 1 means in every step"""
         self._looks_by_length = 1
-        """minimum `looks_every` for steps of this duration"""
+        """smallest `looks_every` that the duration of the steps allows"""
         self._chosen_at_step, self._chosen_at_ns = first_step, begin_ns
-        """step at which `looks_every` was last chosen, and when that step began"""
+        """number of the step at which `looks_every` was last chosen, and time at which that step began"""
         self._num_gradients = 0
-        """maximum number of gradients of a module in a backward pass so far"""
+        """largest number of gradients that a module has had in a backward pass so far"""
         self._activity = _OTHER
         self._before_ns = self._since_ns = self._step_start_ns = begin_ns
         self._begin_step()
         words[_NUM_STEPS] = first_step
         self.made_ns = time_ns()
-        """time at which notes were last read"""
+        """time at which the notes were last turned into rows"""
 
     def _begin_step(self) -> None:
         self._spent_ns = [0] * _NUM_ACTIVITIES
@@ -221,11 +225,15 @@ _OTHER, _DATA = int(Activity.OTHER), int(Activity.DATA)
 _BACKWARD, _OPTIMIZER, _SAVE = int(Activity.BACKWARD), int(Activity.OPTIMIZER), int(Activity.SAVE)
 _COMPILED = int(StepFlag.COMPILED)
 _GOLDEN = 0x9E3779B1
-"""first 32 bits of the golden ratio; its multiples select one in n steps evenly, even if training is periodic"""
+"""first 32 bits of the golden ratio; with its multiples, one in n steps is selected evenly, even if training is
+periodic
+"""
 _PATIENCE_NS = 1_000_000_000
-"""time in ns after which the training thread writes rows itself, because `PulseKeeper` is waiting for a disk"""
+"""if `PulseKeeper` has written no rows for this time in ns because it waits for a disk, the training thread
+writes them
+"""
 _MOST_NOTES = 10_000
-"""number of notes above which the training thread also writes rows within a step, for example in a long evaluation"""
+"""if there are more notes than this, the training thread writes rows during a step, for example in a long evaluation"""
 
 
 class PulseWriter(Listener):
@@ -269,7 +277,7 @@ class PulseWriter(Listener):
         self._file = own_files.create_locked(Path(identity.shared), layout.NUM_BYTES, begin)
         self.memory = mmap.mmap(self._file, layout.NUM_BYTES)
         self.words = memoryview(self.memory).cast("q")
-        """the same memory as integers"""
+        """`memory` as an array of 64-bit integers"""
         now = time_ns()
         self.rows = PulseRows(self.memory, self.words, identity.first_step, now)
         self._note = self.rows.notes.append
@@ -277,19 +285,23 @@ class PulseWriter(Listener):
         self._num_compiled = num_compiled()
         self._num_passes = 0
         self._num_forwards = self._passes_before = 0
-        """number of synchronizing forward passes in the step, and of synchronizing backward passes before it"""
+        """number of synchronizing forward passes in this step, and number of synchronizing backward passes before this
+        step
+        """
         self._usual_unpaired: int | None = None
-        """smallest difference so far between the number of forward passes and of backward passes in a step"""
+        """smallest number, in any step so far, of forward passes in excess of backward passes"""
         self._finite_step = self._last_nonfinite = UNKNOWN
-        """number of the last step with a finite loss, and number of the last step with a NaN or infinite loss"""
+        """number of the last step with a finite loss, and number of the last step with a NaN or infinite loss, among
+        the losses read
+        """
         self._reduces = False
         """whether the next backward pass reduces gradients"""
         self._forwards: list[tuple[Any, int, int]] = []
-        """reducer, and earliest and latest origin of its gradient times, for each module with gradients that the next
-        backward pass reduces; empty if gradient times are not read in this step
+        """for each module whose gradients the next backward pass reduces: its reducer, and the earliest and latest
+        possible origin of the gradient times; empty if they are not read in this step
         """
         self._looks = True
-        """whether gradient times are read in this step"""
+        """whether gradient times are read in this step; see `PulseRows.looks_every`"""
         self.reads_losses = True
         """False while the profiler runs, because reading a loss would appear in the trace as an op of the script"""
         self.begins(_OTHER)

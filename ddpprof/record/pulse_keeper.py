@@ -40,7 +40,7 @@ _ROUNDS_PER_SAMPLE = 4
 _USUAL_STEPS = 50
 _END_S = 5.0
 _EXIT_S = 5.0
-"""seconds between stack samples of a process that does not exit"""
+"""seconds between stack samples if a process does not exit"""
 _FACTS_EVERY_S = 10.0
 _TRAINS = (Activity.BACKWARD, Activity.OPTIMIZER)
 
@@ -63,7 +63,9 @@ class PulseKeeper:
         """
         self._bucket_numels, self._evaluates = bucket_numels, evaluates
         self._trains_in_training_mode = True
-        """False if the modules are in evaluation mode even while they train"""
+        """False if the DDP modules are in evaluation mode even during training, so that this mode does not indicate an
+        evaluation
+        """
         self._pulse, self._last_step = pulse, last_step
         self._training_clock = time.pthread_getcpuclockid(pulse.training_thread)  # the thread certainly exists now
         self._warn = warn
@@ -75,14 +77,14 @@ class PulseKeeper:
         self._ending, self._ended = threading.Event(), threading.Event()
         self._process_exits = False
         self._stack = ""
-        """stack that was last written"""
+        """stack that was last written to the pulse"""
         self._facts_of: str | None = None
-        """stack for which facts were last written"""
+        """stack that the thread had when facts were last written to the pulse"""
         self._facts_at_s = 0.0
         self._wrote_facts = False
         self.learning_rate: Callable[[], float | None] = lambda: None
         self.each_round: Callable[[], None] | None = None
-        """function that this thread also calls several times a second"""
+        """function that the keeper's thread also calls, several times a second"""
         self._trains_in_training_mode = not self._are_in_evaluation_mode()
         with own_files.whole_file(Path(pulse.identity.kept)) as part:  # readers see no file or a complete file
             self._copy = os.open(part, os.O_WRONLY | os.O_CLOEXEC)
@@ -295,7 +297,7 @@ class PulseKeeper:
 
 
 _ROUNDS_PER_LOOK = 8
-"""number of rounds between checks for parameters that DDP does not average"""
+"""in one of this many rounds, ddpprof looks for trained parameters that DDP does not average"""
 
 
 class RunningPulse:
@@ -316,7 +318,7 @@ class RunningPulse:
         self._looks_for_unfrozen = job.leads and job.group_size > 1
         self._num_rounds = 0
         self._tells_rate = True
-        """whether to write the learning rate when a loss becomes NaN or infinite; False once it has been written"""
+        """whether the learning rate must still be written when a loss becomes NaN or infinite"""
         gather_left()
         with ExitStack() as undo:
             self.writer = PulseWriter(job.identity(notes.device.type, first_step), training_thread)

@@ -32,7 +32,7 @@ from ddpprof.version import __version__
 
 _RUN_ID, _RESTARTS = "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"
 _NO_ID = ("", "none")
-"""run IDs that torchrun uses if the user does not choose one"""
+"""values of torchrun's run ID if the user has not chosen a run ID"""
 
 
 def agent_of_this_process() -> str | None:
@@ -99,7 +99,7 @@ def _this_and_ancestors() -> list[int]:
 
 _NOT_SHOWN = ("out", "command", "launched_unix_s", "agent")
 _PATIENCE_S = 1.0
-"""seconds that a network file system may take to show what another host has written"""
+"""seconds after which a network file system is assumed to show what another host has written"""
 
 
 def open_run(settings: Settings, run_id: str, world_size: int) -> Path:

@@ -44,9 +44,12 @@ _METHODS = {
     "__repr__": "print()",
     "__format__": "format()",
 }
-"""methods that wait → how users write the call; nested calls are counted once, as the outermost call"""
+"""method that waits for the accelerator → how users write the call. If one such method calls another, only the outer
+call counts
+"""
 _OF_TORCH = re.compile(r"/torch/(\w+/.*)")
-"""files of PyTorch, without those of the methods of tensors"""
+"""matches files of PyTorch, except for those that define the methods of tensors"""
+
 _MOST_PLACES = 100
 _Key = tuple[str, str, int, str, str]
 
@@ -138,7 +141,7 @@ def _is_on_host(tensor: torch.Tensor) -> bool:
 class _UserLine:
     frame: Frame
     called: str
-    """file of the library that the line calls; empty if it calls no library other than ddpprof's wrappers"""
+    """file of the library that the line calls; empty if the line calls no library, or only ddpprof's wrappers"""
     caller: FrameType | None
 
 
@@ -170,13 +173,15 @@ def _is_in_backward(frame: FrameType | None) -> bool:
 
 
 _RUNS_BACKWARD = "_engine_run_backward"
-"""torch's function that runs a backward pass"""
+"""name of PyTorch's function that runs a backward pass"""
 _INTERVAL_S = 0.002
 _MANY = 1000
-"""number of samples after which the sampling rate is halved"""
+"""each time that this many samples have been taken, the sampling rate is halved"""
 _OF_OWN = "/ddpprof/record/"
 _OF_FRAMEWORKS = re.compile(r"/torch/(?!distributed/)|/(?:transformers|accelerate|lightning|pytorch_lightning)/")
-"""files of libraries that run operators; pickling in ``torch.distributed`` is not an operator"""
+"""pattern for files of libraries that run operators; ``torch.distributed`` is excluded, because its pickling is not an
+operator
+"""
 
 
 class CodeSampler:
@@ -213,7 +218,7 @@ class _Window:
         self._began_ns = time_ns()
         self._places: dict[tuple[str, bool, bool], int] = {}
         self._samples: list[tuple[int, int]] = []
-        """time since the beginning in µs, and index of the place, or -1 if it is unknown"""
+        """for each sample: end in µs since `_began_ns`, and index of the place (-1 if the place is unknown)"""
 
     def run(self, stop: threading.Event) -> None:
         interval_s = _INTERVAL_S

@@ -46,16 +46,20 @@ from ddpprof.record.window import Baseline, Graphs, Window
 
 _OTHER_PACKAGES = ("ddpprof.model", "ddpprof.monitor")
 _COMPILED = "optimizer_hooks"
-"""the only module of this package that torch.compile may compile"""
+"""the only module of this package whose code torch.compile may compile"""
 _ONLY_RECORDED = ("pre_forward_begins", "batch_comes")
-"""events that `Feeding` needs only in steps that are recorded or may still be recorded"""
+"""events that `Feeding` needs only in recorded steps, and in steps that may become recorded steps"""
 _MOST_TO_ALLOCATE = 3
-"""number of optimizer steps that a script may take before its first DDP forward pass, in order to allocate memory"""
+"""number of optimizer steps that a script may take before its first DDP forward pass, as some scripts do to allocate
+memory
+"""
 _STEPS_TO_PEAK = 10
-"""number of first steps in which memory peaks are assigned to a part of the step, unless the steps are recorded"""
+"""in this many first steps of the job, ddpprof finds the part of the step in which memory peaks, unless the steps are
+recorded
+"""
 _COMPARED_STEPS = 50
 _OPEN_S = 3.0
-"""maximum time in seconds by which a failed rank delays its exit in order to write how it failed"""
+"""maximum time in seconds for which a failed rank delays its exit in order to write how it failed"""
 _NEVER_CALLED = (
     "the script constructed a DistributedDataParallel module but never called it, so DDP averaged no gradients. "
     "Compute the loss from model(…), not from model.module(…)."
@@ -78,17 +82,17 @@ class Session(Listener):
         self._recorded, self._watched = RecordedSteps(self), WatchedSteps(self)
         self._listens = False
         self._bindings: dict[tuple[object, ...], dict[str, Any]] = {}
-        """bound listeners for each state of the session"""
+        """state of the session → bound listeners for this state"""
         self._handles: list[Any] = []
         self._pulse: RunningPulse | None = None
         self._main_window: Window | None = None
-        """window of the first recorded steps; set during a capture, because a capture has its own window"""
+        """during a capture: window of the job's first recorded steps, because the capture uses a window of its own"""
         self._crash = CrashFile()
         self._closed = False
         self.process_exits = False
-        """whether the recording ends because the process is exiting"""
+        """whether the recording ends because the process exits"""
         self._not_saving: set[str] = set()
-        """framework classes for which ddpprof has already reported that checkpoints are not saved"""
+        """names of framework classes for which ddpprof has already reported that it does not save their checkpoints"""
 
     def begin(self) -> None:
         """Start listening to training events."""
@@ -455,12 +459,14 @@ class RecordedSteps(Listener):
     def __init__(self, session: Session) -> None:
         self._session = session
         self.step_is_over = False
-        """whether a step has ended but could not be closed yet, in a backward pass or the capture of a CUDA graph"""
+        """whether a step has ended but cannot be closed yet, because a backward pass or the capture of a CUDA graph is
+        running
+        """
         self.had_backward = False
         self._not_of_ddp: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        """optimizers without parameters of any DDP module → number of DDP modules when this was checked"""
+        """optimizers that have no parameters of any DDP module → number of DDP modules at the time of this check"""
         self._steps_without_forward = 0
-        """number of optimizer steps for parameters of DDP modules before the first DDP forward pass"""
+        """number of steps that optimizers of DDP modules took before the first DDP forward pass"""
 
     def forward_begins(self, ddp: DistributedDataParallel) -> None:
         session = self._session

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ENVIRONMENT_VARIABLE = "DDPPROF_SETTINGS"
 WATCHING: dict[str, Any] = {"skip_first": REBUILT, "cost_steps": 0, "warmup": 0, "steps": 0, "profiler": False}
-"""settings that record only the pulse"""
+"""settings with which only the pulse is recorded"""
 
 
 @dataclass(frozen=True, repr=False)  # created in every process that imports torch, so it must be fast to create
@@ -31,48 +31,60 @@ class Settings:
     recorded_with: tuple[str, ...] = ()
     """arguments of ``ddpprof trace`` that record the same kind of run again, without the output directory"""
     skip_first: int = SKIP_FIRST
-    """initial steps that are not recorded; in them, DDP rebuilds its buckets, and caches and allocators warm up"""
+    """number of initial steps that are not recorded; in them, DDP rebuilds its buckets, and caches and allocators warm
+    up
+    """
     cost_steps: int = COST_STEPS
-    """steps in which ddpprof's overhead is measured; recording is off in half of them"""
+    """number of steps for measuring ddpprof's overhead; recording is off in half of them, and light in the
+    other half
+    """
     timed_steps: int = 0
-    """following steps with recording off; only their duration is kept"""
+    """number of steps after `cost_steps` in which recording is off, so that only their duration is recorded"""
     warmup: int = WARMUP
-    """steps with the profiler on; their trace is discarded"""
+    """number of steps in which the profiler warms up; their trace is discarded"""
     steps: int = STEPS
-    """steps with the profiler on, or with light recording if ``profiler=False``"""
+    """number of profiled steps or, if ``profiler=False``, of steps with light recording"""
     profile_ranks: tuple[tuple[int, int], ...] = ()
-    """first and last rank of each span to profile; if empty, all ranks or, in a large job, a sample of the ranks"""
+    """first and last rank of each span of ranks to profile; if empty, all ranks or, in a large job, a sample of the
+    ranks
+    """
     baseline_steps: int = 0
-    """following profiled steps without gradient communication; the job ends after them, because the ranks diverge"""
+    """number of profiled steps without gradient communication, after `steps`. The job ends after them, because the
+    ranks diverge
+    """
     alone_steps: int = 0
-    """following steps without gradient communication or profiler, to measure how long computation alone takes"""
+    """number of steps without profiler or gradient communication, after `baseline_steps`, to measure how long
+    computation takes alone
+    """
     profiler: bool = True
-    """``False`` for light recording only"""
+    """``False`` to use light recording instead of the profiler"""
     record_shapes: bool = False
     with_stack: bool = False
     profile_memory: bool = False
     most_seconds: float = 300.0
-    """seconds after which the profiled steps end, even if fewer steps than requested have been recorded"""
+    """profiling ends after this many seconds, even if fewer steps than requested have been profiled"""
     most_bytes: int = 2 << 30
-    """growth of the process's memory, in bytes, that ends the profiled steps"""
+    """profiling ends if the process's memory has grown by this many bytes"""
     stop_after: bool = False
-    """end the job with exit code 0 once the steps are recorded"""
+    """end the job with exit code 0 after the recorded steps"""
     force: bool = False
-    """replace an earlier run in ``out``"""
+    """replace an earlier run in the directory `out`"""
     trial: bool = False
-    """the run is one of several short runs of an experiment; ``torch.save`` to a path writes nothing after step 0"""
+    """True if the run is one of several short runs of an experiment; ``torch.save`` then writes no files after
+    step 0
+    """
     ddp: Mapping[str, Any] = field(default_factory=dict)
     """arguments of DDP's constructor that replace the script's arguments"""
     comm_hook: str | None = None
-    """hook from ``torch.distributed.algorithms.ddp_comm_hooks.default_hooks``, registered with every DDP module"""
+    """comm hook from ``torch.distributed.algorithms.ddp_comm_hooks.default_hooks`` to register with every DDP module"""
     loader: Mapping[str, Any] = field(default_factory=dict)
     """arguments of every `DataLoader`'s constructor that replace the script's arguments"""
     passes_per_reduction: int = 0
-    """if not 0, only the last of this many backward passes of a step reduces gradients, as with ``no_sync``"""
+    """if not 0, number of backward passes per step, of which only the last reduces gradients, as with ``no_sync``"""
     nccl_log: bool = False
-    """make NCCL write its log into the run directory"""
+    """make NCCL write a log into the run directory"""
     optimize_ddp: str | None = None
-    """value of ``torch._dynamo.config.optimize_ddp``, set when the script constructs DDP"""
+    """value to which ``torch._dynamo.config.optimize_ddp`` is set when the script constructs DDP"""
     compile_order: str | None = None
     """order in which DDP and torch.compile wrap the model: ``"ddp_first"`` or ``"model_first"``"""
     switches: Mapping[str, bool] = field(default_factory=dict)
@@ -81,22 +93,24 @@ class Settings:
     from turning on autograd's anomaly detection
     """
     num_threads: int = 0
-    """if not 0, the script's calls of ``torch.set_num_threads`` set this number of threads and ignore their argument"""
+    """if not 0, number of threads that ``torch.set_num_threads`` sets, whatever argument the script passes"""
     pulse: bool = True
     """record this rank's activity in every step of the whole run, for ``ddpprof top``, ``diagnose`` and reports"""
     losses: bool = False
-    """keep the loss of each step"""
+    """record the loss of each step"""
     without_ddp: bool = False
     """make DDP call its module without averaging gradients"""
     ddp_blocks: int = 0
-    """number of pairs of blocks at the end of the run: a block of timed steps with DDP, and one without DDP"""
+    """number of pairs of blocks at the end of the run. A pair is a block of timed steps with DDP and a block without
+    DDP
+    """
     block_steps: int = 0
-    """number of timed steps in a block"""
+    """number of timed steps in each block"""
 
     launched_unix_s: float | None = None
-    """time at which the launcher started the job; a run created later belongs to this job"""
+    """time at which the launcher started the job; ranks recognize by it that a run was created for this job"""
     agent: str | None = None
-    """identifier of torchrun's process, if ddpprof runs between torchrun and the rank"""
+    """identifier of the torchrun process, if torchrun starts ddpprof and ddpprof starts the rank"""
 
     @property
     def reduces_throughout(self) -> bool:

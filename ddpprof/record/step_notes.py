@@ -32,11 +32,11 @@ from ddpprof.record.machine import MemoryNotes, PeakNotes, TrainingDevice, devic
 from ddpprof.record.script_lines import CodeSampler, HostReads
 
 _MOST_CALLS = 2000
-"""maximum number of calls kept per step; further calls are only counted"""
+"""maximum number of RPC calls that are recorded per step; further calls are only counted"""
 _MOST_THINGS = 1000
-"""maximum number of objects searched for tensors in one call"""
+"""maximum number of objects in a call that are searched for tensors"""
 _PROXIED = ("_local_invoke", "_local_invoke_async_execution")
-"""torch's functions behind ``rref.rpc_sync().method()``; their second argument is the method"""
+"""PyTorch's functions that run ``rref.rpc_sync().method()``; their second argument is the name of the method"""
 
 
 class RpcNotes(Listener):
@@ -48,7 +48,7 @@ class RpcNotes(Listener):
     def __init__(self) -> None:
         self._calls: list[RpcCall] = []
         self.num_left_out = 0
-        """number of calls that were not kept"""
+        """number of calls that were not recorded because the step had too many"""
 
     def end_step(self) -> None:
         """Discard the calls of the step, including calls in progress."""
@@ -114,7 +114,9 @@ _FRAMEWORK_BY_MODULE = {
     "lightning_fabric": "fabric",
     "accelerate.accelerator": "accelerate",
 }
-"""module → framework; the first match is used, because Transformers uses Accelerate and Lightning uses Fabric"""
+"""module → framework. If several of these modules are imported, the first entry counts, because Transformers uses
+Accelerate, and Lightning uses Fabric
+"""
 
 
 class JobEnvironment(Listener):
@@ -125,7 +127,7 @@ class JobEnvironment(Listener):
         self._checkpoints: list[str] = []
         self._of_ddp: dict[str, Any] = {"device": "cpu", "backend": "", "timeout_s": None, "joins": False}
         self._groups: set[tuple[int, ...]] = set()
-        """ranks of each process group in which gradients are averaged"""
+        """ranks of each process group that averages gradients"""
         self._world_size = 0
         self._links: LinkFacts | None = None
         self._compile_order: CompileOrder | None = None
@@ -292,14 +294,14 @@ class StepNotes(Listener):
         self._optimizer_start_ns = 0
         self._seen: list[weakref.ref[Any]] = []
         self._num_calls = 0
-        """number of calls of ``backward`` in the step"""
+        """number of calls of ``backward`` in the current step"""
         self._began_evaluation = False
         self._unfrozen: dict[str, None] = {}
         self._facts_of_released: dict[str, Any] | None = None
         self._data_parallel: dict[int, DataParallelModule] = {}
         self._data_parallel_device = "cpu"
         self.optimizer: weakref.ref[Any] | None = None
-        """optimizer that took the most recent step, before or in the recorded steps"""
+        """optimizer that took the most recent step, whether the step was recorded or not"""
 
     def find(self, ddp: Any) -> RecordedModule | None:
         for module in self.modules:

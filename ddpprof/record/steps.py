@@ -16,7 +16,9 @@ from ddpprof.ranks_and_steps import TORCH_WAITS, least_skipped
 from ddpprof.record.settings import Settings
 
 _SETTLE = 3
-"""untimed steps at the beginning of a block, while DDP rebuilds its buckets and memory is reallocated"""
+"""number of steps at the beginning of a block that are not timed, because DDP rebuilds its buckets and memory is
+reallocated
+"""
 
 
 class Schedule:
@@ -106,7 +108,7 @@ class Schedule:
 
 
 _ANCHOR_LOST_AFTER = 50
-"""if the anchor optimizer does not step during this many steps of other optimizers, it is replaced"""
+"""the anchor (see `StepDetector`) is replaced if other optimizers take this many steps in a row"""
 
 
 class StepDetector:
@@ -124,10 +126,13 @@ class StepDetector:
         self._anchor: int | None = None
         self._since_anchor = 0
         self._in_turns: set[int] = set()
-        """optimizers whose last turn since the anchor's first step had several steps after synchronizing forward passes
+        """optimizers whose last turn had several steps, each after a synchronizing forward pass. A turn is a series of
+        steps of one optimizer without steps of another. Emptied when a new optimizer becomes the anchor (see the class)
         """
         self._is_turn = False
-        """whether the current turn of the most recent optimizer has had several steps"""
+        """whether the most recent optimizer has taken several steps in its current turn, each after a synchronizing
+        forward pass
+        """
         self._last = 0
         self._synchronized_since_last = False
         self._synchronized: set[int] = set()

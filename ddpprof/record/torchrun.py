@@ -38,7 +38,7 @@ OPTIONS: tuple[tuple[tuple[str, ...], bool], ...] = tuple(
     (tuple(dict.fromkeys((_SHORT.get(it, f"--{it}"), f"--{it}", f"--{it.replace('-', '_')}"))), it not in _FLAGS)
     for it in _OPTIONS
 )
-"""names of each option except ``-m/--module``, which `ddpprof trace` defines itself, and whether it takes a value"""
+"""for each option, all its names, and whether it takes a value; `ddpprof trace` defines ``-m/--module`` itself"""
 
 
 _ONE_RANK = "DDPPROF_ONE_RANK"
@@ -74,9 +74,11 @@ def give_back_rank(environments: ModuleType) -> None:
 
 
 AGENT = "DDPPROF_AGENT"
-"""variable with the PID of the torchrun process; ranks end when this process ends (``inject/_ddpprof_ends.py``)"""
+"""environment variable with the PID of the torchrun process; a rank ends when this process ends
+(``inject/_ddpprof_ends.py``)
+"""
 _OF_RANKS = "TORCHELASTIC_RUN_ID"
-"""variable that torchrun sets only for ranks"""
+"""environment variable that torchrun sets only in ranks"""
 
 
 class OomKills:

@@ -27,7 +27,9 @@ from ddpprof.record.steps import Schedule
 from ddpprof.signals import deferred_signals
 
 _HIDES_STEPS = 3
-"""graphs are assumed to contain whole steps after this many times the largest number of replays in a step"""
+"""a graph is assumed to contain whole steps if, since the last step ended, it was replayed this many times as often as
+in any earlier step
+"""
 
 
 class Graphs(Listener):
@@ -68,7 +70,9 @@ class Baseline(Listener):
 
     def __init__(self) -> None:
         self._held: dict[int, tuple[DistributedDataParallel, bool]] = {}
-        """modules that are in a forward pass, with the value of ``require_backward_grad_sync`` to restore afterwards"""
+        """modules that are in a forward pass, with the value to which ``require_backward_grad_sync`` must be
+        restored
+        """
         self.has_begun = False
 
     def pre_forward_begins(self, ddp: DistributedDataParallel, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -93,10 +97,12 @@ _UNDER_THE_PROFILER = (StepMode.PROFILED, StepMode.CUT, StepMode.BASELINE)
 _PROFILED = (StepMode.WARMUP, StepMode.PROFILED)
 _TIMED = (StepMode.OFF, StepMode.WITHOUT_DDP)
 _BYTES_OF_A_PARAMETER = 40_000
-"""bytes of host memory that the profiler needs per step and parameter, for gradient and optimizer operators"""
+"""bytes of host memory that the profiler needs per step and parameter, for the operators of gradients and optimizers"""
 _MUCH_BYTES = 2 * 10**9
 _PATIENCE_STEPS = 3
-"""the host may be this many steps ahead of an accelerator when the profiler stops"""
+"""when the profiler stops, ddpprof waits for the accelerator for up to this many steps, because the host may be that
+far ahead
+"""
 _STUCK = "the accelerator did not become idle after the profiled steps"
 _FAILED = "the job failed during the profiled steps; ddpprof does not wait for the accelerator of a failed job"
 
@@ -115,18 +121,18 @@ class Window:
         self._knows_of_vetoes = False
         self._thread = 0
         self._no_trace: str | None = None
-        """reason why this rank does not profile, or no longer profiles"""
+        """why this rank is not profiled, or is no longer profiled"""
         self._profiles = True
         self.mode = StepMode.SKIP
         self.step = 0
         """number of the current step"""
         self.end_place: dict[str, Any] = {}
-        """line of the user's code in which an error ended training"""
+        """line of the user's code in which an error ended training, as fields of the `Record`"""
         self.ended_ns: int | None = None
-        """time at which training ended, ns since 1970, as last written"""
+        """time at which training ended, in ns since 1970, as last written to the record"""
         self.unusual_collective: UnusualCollective | None = None
         self.stopping = False
-        """True if the job should end because recording is complete"""
+        """True if the job should end now, because recording is complete"""
         self._step_start_ns = 0
 
     def begin(self) -> None:

@@ -24,35 +24,37 @@ from ddpprof.topics.steps.view import mean_parts
 MOST_BYTES = 4096
 BRIEF_FORMAT = 1
 _LONGEST = 400
-"""maximum number of characters of a title or a command"""
+"""maximum number of characters in a title or a command"""
 _LONGEST_ADVICE = 600
 _MOST_FINDINGS = 20
-"""maximum number of findings; no more fit into `MOST_BYTES`"""
+"""maximum number of findings; more findings would not fit into `MOST_BYTES`"""
 
 
 class BriefFinding(msgspec.Struct, frozen=True, omit_defaults=True):
     """A finding that is beyond noise, worth trying, or not decided by this run. Times are ns per step."""
 
     number: int
-    """number for ``--finding N`` of other commands"""
+    """number of the finding, as used by the option ``--finding`` of other commands"""
     rule: str
     title: str
     advice: str
     gain_ns: int | None = None
-    """predicted gain, or without `low_ns` an upper bound; omitted if the finding is not about time"""
+    """predicted gain or, without `low_ns`, the largest possible gain; omitted if the finding is not about time"""
     low_ns: int | None = None
     high_ns: int | None = None
-    """ends of the 95 % interval of the predicted gain"""
+    """upper end of the 95 % interval of the predicted gain; `low_ns` is its lower end"""
     is_correctness: bool = False
     may_be_meant: bool = False
     is_worth_trying: bool = False
-    """True if the run cannot predict the gain; `confirm` measures it"""
+    """True if the run cannot predict the gain; the command in `confirm` measures it"""
     change: Change | None = None
-    """the change as data; omitted if only the author of the script can make it"""
+    """the change as data; omitted if the script's author must make the change by hand"""
     confirm: str | None = None
     """command that measures the gain of the change"""
     decide: str | None = None
-    """command that records enough steps to show whether the finding is noise; given only if this run is too short"""
+    """command that records enough steps to show whether the finding is due to chance; given only if this run is too
+    short
+    """
     measured: Measured | None = None
     """gain measured by `ddpprof try`"""
 
@@ -66,11 +68,11 @@ class Brief(msgspec.Struct, frozen=True, omit_defaults=True):
     verdict: str
     step_ns: int | None = None
     parts: Mapping[str, int] = {}
-    """mean time of each part of a profiled step on the first rank, in ns"""
+    """part of the step → mean time in the profiled steps of the first rank, in ns"""
     findings: tuple[BriefFinding, ...] = ()
     """the first findings, in order of priority"""
     num_more: int = 0
-    """number of further findings beyond noise"""
+    """number of findings beyond noise that are not in `findings`"""
     num_noise: int = 0
     """number of findings that may be due to chance"""
     everything: str = ""
@@ -85,7 +87,7 @@ class BriefChange(msgspec.Struct, frozen=True):
     b_ns: int | None
     change_ns: int | None
     is_beyond_noise: bool | None
-    """``None`` if there are too few runs"""
+    """``None`` if there are too few runs to decide"""
 
 
 class BriefCondition(msgspec.Struct, frozen=True):
@@ -103,12 +105,12 @@ class BriefComparison(msgspec.Struct, frozen=True, omit_defaults=True):
     a: str
     b: str
     changes: tuple[BriefChange, ...] = ()
-    """the step time, and measures that changed beyond noise"""
+    """the step time, and all other measures that changed beyond noise"""
     conditions: tuple[BriefCondition, ...] = ()
     settings: tuple[SettingChange, ...] = ()
-    """settings that differ"""
+    """settings that differ between the jobs"""
     num_left_out: int = 0
-    """number of changes and settings left out because of the size limit"""
+    """number of changes and settings that are left out because of the size limit"""
     missing: tuple[str, ...] = ()
 
 

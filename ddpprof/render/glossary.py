@@ -15,7 +15,7 @@ class Term:
     definition: str
     formula: str = ""
     field: str = ""
-    """path in the JSON report"""
+    """path of the value in the JSON report"""
     aliases: tuple[str, ...] = ()
     """other names of the term, including table columns"""
 

@@ -57,7 +57,7 @@ DOCUMENTS: dict[str, type[Written]] = {
     "brief": Brief,
     "brief-comparison": BriefComparison,
 }
-"""name in ``ddpprof schema`` → type of the document"""
+"""name of the document in ``ddpprof schema`` → type of the document"""
 
 
 def schema(of: type[Written]) -> dict[str, Any]:

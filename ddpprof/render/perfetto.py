@@ -23,7 +23,8 @@ _Event = dict[str, Any]
 _GROUPS = ("steps", "step bar", "compute", "copies", "communication", "exposed", "trailing", "bucket")
 """order of the tracks, from top to bottom"""
 _MOST_TRACKS = 10_000
-"""maximum number of tracks per rank; track numbers are unique over ranks, because Perfetto expects unique thread ids
+"""maximum number of tracks per rank. Perfetto expects thread IDs that are unique over all ranks, so track numbers are
+too
 """
 
 
@@ -36,7 +37,7 @@ class Tracks:
         self._host = host
         self._origin_ns = origin_ns
         self._free_ns: dict[str, list[int]] = {}
-        """track → time when each of its threads becomes free"""
+        """track → for each of its threads, the end of the thread's last slice"""
         self._threads: dict[tuple[str, int], int] = {}
 
     def slices(

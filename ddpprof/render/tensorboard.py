@@ -58,7 +58,7 @@ OWN_WORK = "ddp/own_work_ms"
 PART = "ddp_step/"
 """prefix of the tags of a step's parts: ``ddp_step/forward_ms``, …"""
 LAUNCHES = "ddp_launches/"
-"""prefix of the tags of parts if only the host's launch time is known, on an accelerator"""
+"""prefix of the tags of a step's parts on an accelerator, if only the host's launch times are known"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ CHARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "parts of a step": {"all": (f"{PART}.*", f"{LAUNCHES}.*")},
 }
-"""category → chart → regular expressions for tags"""
+"""category → title of a chart → regular expressions for the tags that it shows"""
 
 
 def write_layout(file: EventFile) -> None:
@@ -162,9 +162,9 @@ _HEAT_OF_STEP: Mapping[str, Callable[[StepReport], int]] = {
     "exposed_comm_ms": lambda step: step.exposed_ns,
 }
 _MAX_CELLS = 2000
-"""maximum number of cells in one direction"""
+"""maximum number of rows, and of columns, in a heat map"""
 _WITH_NUMBERS = 40
-"""cells show their values up to this number of ranks or steps"""
+"""a heat map shows the values as numbers if it has at most this many ranks and steps"""
 _CELL, _WIDE_CELL, _MARGIN, _TOP = 6, 64, 70, 50
 _LIGHT, _DARK, _NOTHING = np.array([247, 251, 255]), np.array([8, 48, 107]), (255, 255, 255)
 
@@ -242,7 +242,7 @@ def write_histograms(file: EventFile, drawing: Drawing) -> None:
 
 
 METRIC = "ddp_run/"
-"""prefix of metrics such as ``ddp_run/step_ms``; a metric is the median over steps of the mean over ranks"""
+"""prefix of the run's metrics, such as ``ddp_run/step_ms``; each is the median over steps of the mean over ranks"""
 _LONGEST = 200
 _NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,12})?")
 

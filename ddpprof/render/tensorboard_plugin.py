@@ -29,7 +29,7 @@ _NAMES = {
     CollectiveKind.REDUCE_SCATTER: "reduce_scatter",
     CollectiveKind.REDUCE: "reduce",
 }
-"""the names of collectives that the plugin knows"""
+"""kind → name of the collective; the plugin knows only these names"""
 _NAME_OF_OTHERS = "all_reduce"
 _NEGLIGIBLE_NS = 1000
 _HOST_BACKENDS = tuple(f"{name}:" for name in ON_HOST)
@@ -41,7 +41,7 @@ class PluginViews:
 
     of_rank: Mapping[int, PluginView]
     missing: tuple[str, ...]
-    """sentences on what the plugin cannot show"""
+    """sentences that say what the plugin cannot show"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,12 @@ class _ShownRank:
     about: DrawnRank
     table: RankCollectives
     message_bytes: Mapping[int, int]
-    """row of the table → size in bytes, if known to the recorder"""
+    """row of the table → size in bytes; only for rows whose size the recorder knows"""
     on_host: bool
     """whether communication runs on host threads, as with gloo"""
     steps: tuple[Step, ...]
     start_ns: NDArray[np.int64]
-    """start; with `on_host`, clipped to the step, because the plugin's steps are then the host's steps"""
+    """start of each collective; with `on_host`, clipped to the step, because the plugin then uses the host's steps"""
     end_ns: NDArray[np.int64]
     counts: NDArray[np.bool_]
 

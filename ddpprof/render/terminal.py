@@ -30,13 +30,13 @@ from ddpprof.layout import (
 
 _STYLES = ("blue", "cyan", "bold red", "green", "yellow", "dim")
 _GLYPHS, _ASCII_GLYPHS = "█▓▒#=·", "+*!#=."
-"""characters that distinguish the parts of bars without color"""
+"""characters that distinguish the parts of a bar if there is no color"""
 _RECORDED = (0, 1, 3, 4)
-"""indices in `PARTS` of the styles that the parts of light recording use"""
+"""for each part that light recording knows, index of its style in `PARTS`"""
 _TICK = 10
 """minimum number of columns between two tick labels of an axis"""
 _JOINER = "\N{NO-BREAK SPACE}"
-"""prevents a line break; printed as an ordinary space"""
+"""character that prevents a line break; it is printed as an ordinary space"""
 
 
 def console_on(file: TextIO, width: int | None = None) -> Console:

@@ -17,7 +17,7 @@ from ddpprof.words import ranks_in_words
 _GLYPHS, _ASCII_GLYPHS = "▁▂▃▄▅▆▇█", "_.:-=+*#"
 _LEAST_ROWS = 3
 _MOST_LINES = 4
-"""maximum number of lines about slowdowns, and about unreadable pulses"""
+"""maximum number of lines about slowdowns, and of lines about unreadable pulse files"""
 _STYLES = {Standing.NO_SIGN: "bold red", Standing.GONE: "bold red", Standing.FAILED: "bold red", Standing.WAITS: "cyan"}
 
 
@@ -27,7 +27,7 @@ class Order:
 
     name: str
     of: Callable[[RankNow], int | None]
-    """value by which ranks are sorted, largest first"""
+    """function that returns the value by which ranks are sorted, in descending order"""
     troubled_first: bool = True
 
 
@@ -37,7 +37,7 @@ ORDERS: Mapping[str, Order] = {
     "w": Order("waiting", lambda one: one.wait_ns),
     "d": Order("data", lambda one: one.data_ns),
 }
-"""key that the user presses → order"""
+"""key that the user presses → sort order"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ class Shown:
     order: Order = ORDERS["o"]
     slowdowns: Sequence[str] = ()
     hang: Sequence[str] = ()
-    """the verdict on a job that hangs"""
+    """the verdict on the hang, if the job hangs"""
     most_rows: int = 40
     keys: str = ""
-    """help line on keys; may be empty"""
+    """help line that explains the keys; may be empty"""
 
 
 def top_view(overview: Overview, shown: Shown, console: Console) -> RenderableType:

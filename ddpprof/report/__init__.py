@@ -84,7 +84,7 @@ __all__ = [
 
 _OfRun = TypeVar("_OfRun")
 _TIMED = (StepMode.OFF, StepMode.LIGHT)
-"""modes of steps without the profiler; at most the light recorder affects the duration of these steps"""
+"""modes of steps without the profiler, whose duration is affected by the light recorder at most"""
 
 REPORT_FORMAT = 3
 """version of the JSON report; increased if a field is removed or changes its meaning, but not if a field is added"""
@@ -101,7 +101,7 @@ class Module:
     bucket_cap_mib: float | None
     comm_hook: str | None
     settings: Mapping[str, str] = field(default_factory=dict)
-    """constructor arguments of DDP by name, as text"""
+    """arguments of DDP's constructor → values, as text"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +118,11 @@ class Job:
     torch: str | None
     modules: tuple[Module, ...]
     num_steps: int | None = None
-    """total number of training steps; ``None`` if unknown"""
+    """total number of steps in the training; ``None`` if unknown"""
     num_micro_steps: int | None = None
-    """number of batches accumulated in a step; ``None`` for traces without a recording"""
+    """number of batches whose gradients are accumulated in a step; ``None`` if ddpprof did not record the run"""
     recorded_with: tuple[str, ...] = ()
-    """arguments of ``ddpprof trace`` that record the run again; empty if unknown"""
+    """arguments of ``ddpprof trace`` that repeat the recording; empty if unknown"""
     framework: str | None = None
     """framework that created the DDP module: ``"transformers"``, ``"lightning"``, ``"fabric"``, ``"accelerate"``"""
     is_compiled: bool = False
@@ -130,11 +130,13 @@ class Job:
     only_watched: bool = False
     """True if no steps were recorded in detail, as with ``ddpprof watch``"""
     group_ranks: tuple[int, ...] | None = None
-    """ranks with which the lowest rank averages gradients; ``None`` if these are all ranks of the job, or if unknown"""
+    """ranks with which the lowest rank averages its gradients; ``None`` if these are all ranks of the job, or if
+    unknown
+    """
     spare_cores: float | None = None
-    """number of unused CPU cores per rank, on the host with the fewest; ``None`` if unknown"""
+    """number of unused CPU cores per rank, on the host where it is lowest; ``None`` if unknown"""
     ranks_per_core: float | None = None
-    """number of ranks per CPU core, on the host with the most; ``None`` if unknown"""
+    """number of ranks per CPU core, on the host where it is highest; ``None`` if unknown"""
 
     def averages(self, rank: int) -> bool:
         """Return True if a rank averages its gradients with the lowest rank."""
@@ -175,7 +177,7 @@ class Tables:
     kernels: pa.Table
     findings: pa.Table
     further: Mapping[str, pa.Table]
-    """tables of topics from other packages, by topic name"""
+    """name of a topic from another package → table of the topic"""
 
     def __iter__(self) -> Iterator[tuple[str, pa.Table]]:
         """Yield names and tables, so that ``dict(tables)`` contains all tables."""
@@ -195,40 +197,42 @@ class Report(ShownInNotebooks):
     """messages that say which data the report lacks, and why"""
     ranks: tuple[RankReport, ...]
     buckets: tuple[BucketRow, ...]
-    """buckets from the recording or, if there is none, from the traces"""
+    """gradient buckets, from ddpprof's recording or, if there is no recording, from the traces"""
     findings: tuple[Finding, ...]
     kernels: Annotated[tuple[KernelSummary, ...], DEVICE] = ()
     """kernels that take the most time on the first rank with a trace"""
     overlap_slowdown: Annotated[OverlapSlowdownReport | None, DEVICE] = None
     across: AcrossRanks | None = None
     outside: Annotated[tuple[OutsideCalls, ...] | None, DEVICE] = None
-    """collectives outside of DDP: medians per step, on the rank with the least exposed time"""
+    """collectives that DDP does not call: medians per step, on the rank with the least exposed time"""
     data_parallel: Annotated[DataParallelReport | None, DEVICE] = None
     memory: tuple[RankMemory, ...] = ()
     rpc: Annotated[tuple[RankRpc, ...], HOST] = ()
-    """calls through ``torch.distributed.rpc``, by rank"""
+    """calls through ``torch.distributed.rpc`` on each rank"""
     horovod: HorovodSummary | None = None
-    """summary of a Horovod timeline; the rest of the report is then mostly empty"""
+    """summary of a Horovod timeline, if the report was made from one; most other fields are then empty"""
     attempts: tuple[AttemptSummary, ...] = ()
-    """attempts of a job that torchrun restarted; the rest of the report describes one of them"""
+    """attempts of a job that torchrun restarted; the other fields describe one of these attempts"""
     bound: Bound | None = None
     """what limits the step; ``None`` if little communication is exposed, or if unknown"""
     usual_steps: tuple[int, ...] = ()
-    """numbers of the profiled steps over which tables average; see `topics.steps.breakdown`"""
+    """numbers of the profiled steps over which the tables average; see `topics.steps.breakdown`"""
     failure: Failure | None = None
     """how the job failed; ``None`` if no failure is known"""
     own_reduction: Annotated[OwnReduction | None, DEVICE] = None
-    """gradient reduction by the script's own hooks: per step, on the rank with the least exposed time"""
+    """gradient reduction by the script's own hooks instead of DDP: per step, on the rank with the least exposed time"""
     compiled_graphs: Annotated[CompiledGraphs | None, HOST] = None
     """how torch.compile splits the DDP module into graphs; ``None`` if the module is not compiled"""
     times: Mapping[str, str] = field(default_factory=dict)
-    """on an accelerator, the clock of each field: ``"host"`` for launch times, ``"device"`` for execution times"""
+    """on an accelerator, name of each field → its clock: ``"host"`` for launch times, ``"device"`` for
+    execution times
+    """
     link_limit: LinkLimit | None = None
-    """the link between the ranks, its speed, and the bandwidth reached; ``None`` if nothing is known about the link"""
+    """the link between the ranks, its speed and the bandwidth reached; ``None`` if nothing is known about the link"""
     whole_run: Annotated[WholeRun | None, HOST] = None
-    """summary of the whole training; ``None`` if no rank recorded a pulse"""
+    """summary of the whole training; ``None`` if no rank wrote a pulse file"""
     further: Mapping[str, Any] = field(default_factory=dict)
-    """results of topics from other packages, by topic name"""
+    """name of a topic from another package → results of the topic"""
 
     @property
     def tables(self) -> Tables:

@@ -52,7 +52,9 @@ from ddpprof.version import __version__
 from ddpprof.words import ranks_in_words, utf8_text
 
 _STEPS_TO_TELL = 10
-"""with at least this many recorded steps, late ranks are identified from these steps; otherwise, from the whole run"""
+"""if at least this many steps were recorded, late ranks are identified from these steps; otherwise, from the
+whole run
+"""
 
 
 def view_of(
@@ -225,9 +227,9 @@ def report_of_file(run: Run, file: OtherFile) -> Report:
 class Reduced:
     report: Report
     buckets: Mapping[int, Sequence[BucketStep]]
-    """buckets of each rank in every profiled step, for timelines"""
+    """rank → its buckets in every profiled step; timelines need them"""
     passes: Mapping[int, TracedPasses] = field(default_factory=dict)
-    """gradient all-reduces of each rank, from its trace"""
+    """rank → its gradient all-reduces, from its trace"""
 
 
 def build_report(run: Run) -> Report:

@@ -30,19 +30,19 @@ LEAST_STEPS = 2
 _TIMED = (StepMode.OFF, StepMode.LIGHT)
 
 _FEW_STEPS = 0.1
-"""maximum share of steps with unusual backward passes"""
+"""backward passes through a set of DDP modules are ignored if they occur in at most this share of the steps"""
 _SAME_LINK = 0.15
-"""maximum relative difference between two networks that are considered the same"""
+"""two networks are considered the same if they differ by at most this fraction"""
 
 Recorded = Mapping[int, Sequence[RecordedStep]]
-"""steps of each rank"""
+"""rank → its recorded steps"""
 
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
     profile: Profile
     target: Network | None
-    """network to predict for, if it differs from that of the run"""
+    """network for which to predict; ``None`` if it is the network of the run"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Benches:
     """Networks measured with `ddpprof netbench`."""
 
     to_train_on: Network | None = None
-    """network to predict for; treated as the network of the run if it is equally fast"""
+    """network for which to predict; if it is as fast as the network of the run, both are treated as the same network"""
     of_run: Network | None = None
 
 
@@ -65,7 +65,7 @@ class KnownRun:
     modules: tuple[DdpModule, ...]
     recorded: Recorded
     passes: Mapping[int, TracedPasses]
-    """backward passes of each rank, from its trace"""
+    """rank → its backward passes, from its trace"""
 
     def without(self, ranks: Collection[int]) -> KnownRun:
         """Return the run without these ranks.

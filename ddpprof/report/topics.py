@@ -113,7 +113,9 @@ TOPICS: tuple[Topic[Any, Any], ...] = (
     CHECKPOINTS,
     BOUND,
 )
-"""topics in the order of their findings and sections; a topic has access to the results of earlier topics"""
+"""topics, in the order in which the report contains their findings and sections; a topic has access to the results of
+earlier topics
+"""
 
 
 def _all_topics() -> Iterator[Topic[Any, Any]]:
@@ -186,7 +188,7 @@ def file_of(report: Report) -> str | None:
 
 _T = TypeVar("_T")
 _LEVEL = 1
-"""compression level; higher levels would take longer than reading the trace"""
+"""compression level; at higher levels, compressing would take longer than reading the trace again"""
 
 
 def encode(value: object) -> bytes:
@@ -235,7 +237,7 @@ class RankSummary:
     rank: int
     world_size: int | None
     measured: Mapping[str, bytes]
-    """encoded results of each topic, by name; see `measure_topics`"""
+    """topic name → encoded results of the topic; see `measure_topics`"""
 
     def of(self, topic: Topic[_OfRank, Any]) -> _OfRank | None:
         """Return the results of a topic for this rank, or ``None`` if there are none."""
@@ -266,13 +268,13 @@ class RunSummary:
     ranks: tuple[RankSummary, ...] = ()
     """ranks in ascending order"""
     overlap_slowdown: OverlapSlowdown | None = None
-    """``None`` if no rank has a trace"""
+    """slowdown of computation by communication; ``None`` if no rank has a trace"""
     kernels: tuple[KernelSummary, ...] = ()
     """kernels that take the most time on rank `kernels_of`"""
     kernels_of: int | None = None
-    """lowest rank with profiled steps, or ``None``"""
+    """lowest rank that has profiled steps; ``None`` if no rank has any"""
     missing: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """messages about data that could not be read, by rank"""
+    """rank → messages about data that could not be read"""
 
 
 def summarize_rank(rank: Rank, modules: Sequence[DdpModule]) -> RunSummary:
@@ -302,7 +304,7 @@ def merge_summaries(summaries: Sequence[RunSummary]) -> RunSummary:
 
 
 UNITS = ("_ns", "_bytes", "_bytes_per_s", "_ratio")
-"""suffixes of columns with a unit; names of counts begin with ``num_``"""
+"""suffixes of column names, which state the unit; names of counts begin with ``num_``"""
 _ARROW = {int: "int64", float: "double", str: "string", bool: "bool"}
 
 

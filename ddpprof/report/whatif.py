@@ -26,7 +26,7 @@ from ddpprof.version import __version__
 _MOST_RANKS = 16
 _MOST_BUCKETS = 64
 _MOST_REPLAYED = 64
-"""maximum number of buckets to replay, summed over the steps, to keep reports fast"""
+"""maximum number of buckets that are replayed in all steps together, to keep reports fast"""
 
 
 def ranks_to_replay(ranks: Sequence[int], stragglers: Sequence[Straggler]) -> list[int]:
@@ -61,7 +61,7 @@ def _some_steps(recorded: Recorded, most: int) -> Recorded:
 class _Changes:
     profile: Profile
     now: Prediction
-    """prediction without any change"""
+    """prediction for the run without any change"""
     job: Job
     copying_error_ns: float
     has_one_module: bool
@@ -202,12 +202,12 @@ WHATIF_FORMAT = 1
 @dataclass(frozen=True, slots=True)
 class PredictedSetting:
     label: str
-    """setting as Python code"""
+    """the setting, as Python code"""
     prediction: Prediction
     gain: Gain
-    """gain compared to the first outcome"""
+    """gain relative to the first of the outcomes"""
     cap_mib: float | None = None
-    """cap, if it is the same for all buckets"""
+    """cap in MiB, if all buckets have the same cap"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,14 +215,14 @@ class NetworkReport:
     """The network as measured, without changes made by a setting."""
 
     is_benched: bool
-    """True if measured by `ddpprof netbench`; False if derived from the buckets of the run"""
+    """True if the network was measured by `ddpprof netbench`; False if derived from the buckets of the run"""
     world_size: int
     latency_ns: float
     ns_per_byte: float
     bus_bytes_per_s: float
     """bus bandwidth of a ring all-reduce, as defined by nccl-tests (busbw)"""
     taken_ns_per_byte: float
-    """computation time lost to concurrent communication, per byte"""
+    """computation time that is lost per byte of concurrent communication, ns"""
     relative_error: float
     least_bytes: float
     most_bytes: float
@@ -236,32 +236,34 @@ class WhatIf(ShownInNotebooks):
     job: Job
     measured_step_ns: float
     measured_error_ns: float
-    """standard error of `measured_step_ns`"""
+    """standard error of `measured_step_ns`, ns"""
     replay_error: float
-    """error of the replay of the recorded settings, as a fraction of the step"""
+    """error when the replay uses the recorded settings, as a fraction of the step"""
     num_steps: int
     network: NetworkReport
     world: str
-    """settings other than buckets, as given by the user"""
+    """settings given by the user that do not concern buckets, such as a faster network"""
     outcomes: tuple[PredictedSetting, ...]
-    """predictions with these settings, for the recorded buckets and then for the requested buckets"""
+    """predictions with the settings in `world`: first for the recorded buckets, then for the requested buckets"""
     without_world_ns: float | None
-    """predicted step time without the settings in `world`; ``None`` if there are none"""
+    """predicted step time without the settings in `world`; ``None`` if `world` is empty"""
     work_ratio: float
-    """number of samples per rank and step, relative to the number without the settings in `world`"""
+    """number of samples per rank and step with the settings in `world`, divided by the number without them"""
     best: PredictedSetting | None
     """best buckets that DDP's options allow; ``None`` if the parameters are unknown"""
     assumes: tuple[str, ...]
     without_world_comm_ns: float | None = None
-    """predicted communication time per step without the settings in `world`; ``None`` if there are none"""
+    """predicted communication time per step without the settings in `world`; ``None`` if `world` is empty"""
     equal_mb: tuple[float, float] | None = None
-    """smallest and largest cap that are as good as the best cap, if there are several"""
+    """smallest and largest cap that give an equally good prediction as the best cap, if there is more than one
+    such cap
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     world: Setting
-    """settings of the job and the network, without buckets"""
+    """settings that do not concern buckets: of the job and the network"""
     world_label: str
     buckets: tuple[BucketCaps, ...] = ()
     """buckets to compare; if empty, a series of caps is compared"""

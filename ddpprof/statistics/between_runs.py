@@ -25,13 +25,15 @@ from statistics import NormalDist
 import numpy as np
 
 _OF_TWO_SAMPLES = 0.95
-"""confidence of the shift between two samples"""
+"""confidence level of the interval for the shift between two samples"""
 
 _EXACT_UP_TO = 400
-"""maximum number of pairs of values for the exact distribution of U; above it, the normal approximation is used"""
+"""maximum number of pairs of values for which the exact distribution of U is computed; for more pairs, a normal
+approximation is used
+"""
 
 _MOST_VALUES = 500
-"""maximum number of values per sample; larger samples are reduced to an evenly spaced selection"""
+"""maximum number of values that are used per sample; from larger samples, evenly spaced values are selected"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Shift:
     shift: float
     low: float | None
     high: float | None
-    """upper end of the interval; ``None`` with too few values (4 and 4 are enough, or 3 and 5, or 2 and 8)"""
+    """upper end of the interval; ``None`` with too few values (enough are 4 and 4 values, 3 and 5, or 2 and 8)"""
 
     @property
     def is_beyond_noise(self) -> bool | None:
@@ -95,12 +97,12 @@ def _ways(num_a: int, num_b: int, value: int) -> int:
 
 CONFIDENCE = 0.995
 PLAUSIBLE_FACTOR = 5.0
-"""largest plausible ratio of step times in two runs of one job, even on a busy machine"""
+"""largest plausible ratio between the step times of two runs of the same job, even on a busy machine"""
 MOST_RUNS = 600
-"""maximum number of runs per side that a user is asked to record"""
+"""largest number of runs per side that ddpprof asks a user to record"""
 _SPARE = 1.59
-"""ratio of a difference to the half-width of the interval at which the difference is detected in 95 % of cases:
-(2.81 + 1.645) / 2.81. With a ratio of 1, it is detected in 50 %
+"""a difference is detected in 95 % of cases if it is this many times the half-width of the interval: (2.81 + 1.645) /
+2.81. If it equals the half-width, it is detected in 50 %
 """
 
 
@@ -111,9 +113,11 @@ class Difference:
     shift_ns: float
     low_ns: float
     high_ns: float
-    """upper end of the interval"""
+    """upper end of the interval of the difference"""
     is_measured: bool
-    """``False`` if there are too few runs to measure their variation; the interval is then the plausible range"""
+    """``False`` if there are too few runs to measure how much runs vary; the interval is then the range of plausible
+    differences
+    """
 
     @property
     def is_beyond_noise(self) -> bool | None:

@@ -31,13 +31,13 @@ CONFIDENCE = 0.95
 _DRAWS = 2000
 ENOUGH_ROUNDS = 3
 _ENOUGH_FOR_RANKS = 10
-"""minimum number of rounds for a signed-rank interval; with fewer rounds, it is wider than Student's interval"""
+"""minimum number of rounds for a signed-rank interval; with fewer rounds, Student's interval is narrower"""
 _VAGUE = 2.0
-"""an interval is too wide to be useful if its upper end exceeds its lower end by more than this factor"""
+"""an interval is too wide to be useful if its upper end is more than this many times its lower end"""
 
 Steps = Sequence[float]
 Pair = tuple[Steps, Steps]
-"""step times of a and b in ns, measured one after the other"""
+"""step times of ``a`` and of ``b`` in ns, measured one after the other"""
 
 
 @dataclass(frozen=True, slots=True)

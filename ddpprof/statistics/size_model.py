@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 CONFIDENCE = 0.95
 _DRAWS = 400
 _LEAST_ON_LINE = 3
-"""minimum number of sizes for the line"""
+"""minimum number of sizes for fitting a straight line"""
 
 _Values = NDArray[np.float64]
 
@@ -33,11 +33,11 @@ class SizeModel:
     slope_ns: float
     """time per unit of size"""
     floor_ns: float | None
-    """minimum time; ``None`` if the line also fits the smallest sizes"""
+    """time below which small sizes do not get faster; ``None`` if the straight line also fits the smallest sizes"""
     floor_until: float | None
-    """largest size on the floor"""
+    """largest size whose time is `floor_ns`"""
     relative_error: float
-    """root-mean-square error over the points, as a fraction of the time"""
+    """root-mean-square error of the model over the points, as a fraction of the time"""
 
     def time_ns(self, size: float) -> float:
         return max(self.constant_ns + self.slope_ns * size, self.floor_ns or 0.0)
@@ -50,7 +50,7 @@ class Crossover:
     size: float
     low: float | None
     high: float | None
-    """upper end of the interval; ``None`` if it is unbounded on this side"""
+    """upper end of the interval of `size`; ``None`` if the interval has no upper end"""
     slope_ratio: float | None
     """larger slope divided by the smaller slope; ``None`` if the smaller slope is not positive"""
 

@@ -31,11 +31,11 @@ class Accumulation:
 
     module: int
     num_passes: int
-    """number of synchronized backward passes in a step"""
+    """number of synchronized backward passes through the module in a step"""
     num_superfluous: int
-    """number of passes whose all-reduce is not needed, because the next pass adds to their gradients"""
+    """number of these passes whose all-reduce is not needed, because the next pass adds to the same gradients"""
     num_steps: int
-    """number of steps examined"""
+    """number of steps in which passes were counted"""
 
 
 def measure_accumulation(steps: Sequence[RecordedStep]) -> tuple[Accumulation, ...]:
@@ -119,7 +119,7 @@ def _num_buckets(number: int) -> str:
 _MOST_NAMED = 3
 _FEW_PASSES = 3
 _MANY = 0.2
-"""minimum share of passes with discarded gradients"""
+"""discarded gradients are reported from this share of the backward passes on"""
 
 
 def gradients_discarded(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
@@ -175,4 +175,4 @@ ACCUMULATION: Topic[tuple[Accumulation, ...], tuple[Accumulation, ...]] = Topic(
     rank_type=tuple[Accumulation, ...],
     of_ranks=lambda ranks: ranks[0],
 )
-"""accumulation on the first rank; all ranks are assumed to accumulate in the same way"""
+"""how the first rank accumulates gradients; the other ranks are assumed to do the same"""

@@ -38,7 +38,7 @@ class AttemptSummary:
 
     attempt: int
     restarts: int | None
-    """number of restarts after a failure; restarts because nodes joined or left do not count"""
+    """number of restarts after failures up to this attempt; restarts because nodes joined or left do not count"""
     after_first_ns: int | None
     """time from the start of the first attempt to the start of this attempt"""
     world_size: int | None
@@ -46,14 +46,16 @@ class AttemptSummary:
     num_steps: int
     """number of steps in the record, including steps with recording off"""
     step_ns: Annotated[int | None, HOST]
-    """median duration of steps of `step_mode`"""
+    """median duration of the steps whose mode is `step_mode`"""
     step_mode: StepMode | None
     ends: tuple[RankEnd, ...]
     changes: tuple[AttemptChange, ...]
     step_change: Shift | None
-    """change of the step time, in ns; ``None`` if no earlier attempt has steps of the same mode"""
+    """change of the step time compared with an earlier attempt, in ns; ``None`` if no earlier attempt has steps of the
+    same mode
+    """
     is_shown: bool
-    """True if the rest of the report describes this attempt"""
+    """True if the other parts of the report describe this attempt"""
 
 
 def summarize_attempts(attempts: Sequence[Attempt], exits: Sequence[ProcessExit] = ()) -> tuple[AttemptSummary, ...]:

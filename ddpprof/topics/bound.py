@@ -53,7 +53,7 @@ class WouldHelp:
     what: WhatHelps
     predicted: Predicted
     is_noise: bool = False
-    """True if the gain may be due to chance, or the change may cost time"""
+    """True if the gain may be due to chance, or if the change may make steps longer"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +65,22 @@ class Bound:
     exposed_ns: Annotated[int, DEVICE]
     comm_ns: Annotated[int, DEVICE]
     waiting_ns: Annotated[int | None, DEVICE]
-    """part of the communication time spent waiting for late ranks; ``None`` if collectives were not matched"""
+    """part of the communication time that ranks spend waiting for late ranks; ``None`` if collectives were not
+    matched
+    """
     gradient_bytes: int | None
     num_collectives: int
     would_help: tuple[WouldHelp, ...]
 
 
 _MUCH = 0.1
-"""minimum exposed communication, as a fraction of the step"""
+"""what limits the step is reported only if exposed communication takes at least this fraction of the step"""
 _MOSTLY = 0.5
 _LITTLE_BYTES = 1 << 20
 _OF_BYTES = (WhatHelps.COMPRESSION, WhatHelps.DOUBLE_LINK)
-"""changes that do not reduce latency; the replay does not know how much of a small bucket's time is latency"""
+"""changes that save time per byte but no latency; the replay does not know how much of a small bucket's time is
+latency
+"""
 
 
 def find_bound(report: ReportView, view: View) -> Bound | None:
@@ -241,7 +245,7 @@ _NEW_BATCH = {
     WhatHelps.DOUBLE_BATCH: "with twice the batch size",
     WhatHelps.ACCUMULATION: f"with {ACCUMULATED} times the batch size, and one optimizer step instead of {ACCUMULATED}",
 }
-"""side effects of these changes, which may need other hyperparameters"""
+"""what else these changes do; other hyperparameters may therefore be needed"""
 
 
 def _gain(one: WouldHelp) -> str:

@@ -19,7 +19,7 @@ from ddpprof.model import NO_STEP, UNKNOWN, CollectiveKind, Collectives, Int64Co
 from ddpprof.words import ranks_in_words
 
 _PLACES = 1 << 32
-"""upper limit of the number of collectives in a step"""
+"""larger than the number of collectives in any step; combines step and position in the step into one key"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,14 @@ class RankCollectives:
     rank: int
     host: str | None
     epoch_ns: int | None
-    """offset between the table's times and ns since 1970 on this rank's clock"""
+    """offset to add to the table's times to get ns since 1970, on this rank's clock"""
     steps: tuple[Step, ...]
     groups: tuple[ProcessGroup, ...]
     collectives: Collectives
     own_group: ProcessGroup = field(default_factory=ProcessGroup)
-    """group of the rows that have no group name, as with gloo: the group in which the rank averages
-    gradients, if known"""
+    """group of the rows for which the trace names no group, as with gloo. It is the group in which the rank averages
+    gradients, if known
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +44,24 @@ class Candidates:
     """Candidates of one process group: n lines, with one column per rank. Either all or none have sequence numbers."""
 
     group: ProcessGroup
-    """a group without name, size and ranks stands for rows without a group"""
+    """process group of the collectives; it has no name, size and ranks if the rows name no group"""
     by_sequence: bool
     ranks: tuple[int, ...]
-    """members of the group whose traces were read"""
+    """ranks of the group whose traces were read"""
     rows: NDArray[np.int32]
-    """[n, num_ranks], or `UNKNOWN`"""
+    """[n, num_ranks]: row in the rank's table, or `UNKNOWN` if the rank has no such row"""
     kinds: NDArray[np.int8]
-    """[n, num_ranks], or `UNKNOWN` if there is no row"""
+    """[n, num_ranks]: `CollectiveKind`, or `UNKNOWN` if the rank has no such row"""
     sizes: Int64Column
-    """[n, num_ranks], or `UNKNOWN`"""
+    """[n, num_ranks]: size in bytes, or `UNKNOWN`"""
     key: Int64Column
-    """[n], ascending: sequence number, or position in the step"""
+    """[n], ascending: sequence number or, without sequence numbers, position in the step"""
     step: Int64Column
-    """[n]: index into the steps returned by `line_up`, on the lowest rank that has the row, or `NO_STEP`"""
+    """[n]: index of the step among those returned by `line_up`, on the lowest rank that has the collective, or
+    `NO_STEP`
+    """
     repeated: tuple[tuple[int, int], ...]
-    """(rank, sequence number) pairs that occur in several rows; such rows belong to no line"""
+    """(rank, sequence number) pairs that occur in several rows; these rows are not part of any line"""
 
 
 def rank_collectives(rank: Rank) -> RankCollectives | None:
@@ -89,7 +92,7 @@ def line_up(ranks: Sequence[RankCollectives]) -> tuple[list[Candidates], tuple[i
 
 
 _Keys = tuple[Int64Column, NDArray[np.int64]]
-"""keys of a rank's rows in ascending order, and the rows"""
+"""keys of the collectives on one rank in ascending order, and the row of each key in the rank's table"""
 
 
 def _keys(comm: Collectives, in_group: NDArray[np.bool_], step: Int64Column, by_sequence: bool) -> _Keys:
@@ -213,13 +216,15 @@ class MatchedCollectives:
 
     ranks: tuple[int, ...]
     rows: NDArray[np.int32]
-    """[n, num_ranks]: row in the rank's table, or `UNKNOWN` if the rank is not in the group or its trace lacks it"""
+    """[n, num_ranks]: row in the rank's table; `UNKNOWN` if the rank is not in the group, or if its trace lacks the
+    collective
+    """
     kind: NDArray[np.int8]
-    """[n]: `CollectiveKind`"""
+    """[n]: value of `CollectiveKind`"""
     step: Int64Column
-    """[n]: step number on the lowest rank that has the row, or `UNKNOWN`"""
+    """[n]: number of the step on the lowest rank that has the collective, or `UNKNOWN`"""
     mismatches: tuple[str, ...]
-    """notes about differences between ranks, for the report"""
+    """sentences for the report about collectives that differ between ranks"""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -274,7 +279,7 @@ def _is_same(lines: Candidates) -> NDArray[np.bool_]:
 
 
 _SIZED_BY_RANK = (CollectiveKind.ALL_TO_ALL, CollectiveKind.GATHER, CollectiveKind.SCATTER)
-"""kinds whose size may differ between ranks"""
+"""kinds of collectives whose size may differ between ranks"""
 
 _MOST_RANKS_NAMED = 4
 

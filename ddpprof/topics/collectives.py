@@ -42,16 +42,16 @@ class CollectiveSummary:
 
     kind: Annotated[str, Number("kind of collective, such as `all_reduce`")]
     group: Annotated[str | None, Number("name of the process group")]
-    """``None`` if the trace does not name the group"""
+    """``None`` if the trace does not name the process group"""
     num_ranks: Annotated[int | None, Number("number of ranks in the group")]
-    """world size if the trace does not name the group"""
+    """number of ranks of the job if the trace does not name the process group"""
     at_least_bytes: Annotated[int | None, Number("smallest size in the class")]
     below_bytes: Annotated[int | None, Number("upper limit of the class (exclusive)")]
     num_calls: Annotated[int, Number("number of calls on the rank with the most calls")]
     num_bytes: Annotated[int | None, Number("total bytes of these calls", column="total_bytes")]
     num_ranks_read: Annotated[int, Number("number of ranks that were compared; if 1, transfers include waiting")]
     transfer_ns: Annotated[int, Number("shortest duration over the ranks, median")]
-    """median transfer time; an upper bound if not all ranks were read"""
+    """median transfer time; only an upper bound if some ranks were not read, because it may include waiting"""
     shared_transfer_ns: Annotated[int, Number("transfer time divided by the number of concurrent collectives, median")]
     waiting_ns: Annotated[int | None, Number("waiting time of the rank that waits longest, median")]
     algbw_bytes_per_s: Annotated[float | None, Number("size / transfer time, as in nccl-tests")]
@@ -96,7 +96,7 @@ class _Rows:
     """Collectives of one rank, or matched collectives."""
 
     key: Int64Column
-    """[n, 3]: kind, process group, size class"""
+    """[n, 3]: kind, process group and size class of each collective"""
     num_bytes: Int64Column
     duration_ns: Int64Column
     shared_ns: Int64Column
@@ -202,10 +202,10 @@ class LinkSpeed:
     least_ns: int
     most_ns: int
     cpu_ns: int
-    """CPU time of one rank, median over ranks"""
+    """CPU time per collective on one rank, as the median over ranks"""
     bus_factor: float | None
     two_at_once: float | None
-    """time of two concurrent collectives divided by the time of one; ``None`` if not measured"""
+    """time of two concurrent collectives divided by the time of one collective; ``None`` if not measured"""
 
     @property
     def algbw_bytes_per_s(self) -> float:

@@ -36,16 +36,19 @@ from ddpprof.topics.buckets.rules import BUCKETS
 from ddpprof.topics.buckets.steps import pass_fits
 
 _GAP = 0.05
-"""minimum gap between two groups, as a share of the time until the last gradient; used if `num_graphs` is unknown"""
+"""gradients that become ready one after the other belong to different groups if the gap is longer than this share of
+the time until the last gradient; used if `num_graphs` is unknown
+"""
 _TOGETHER = 0.25
-"""maximum total duration of the groups, as a share of the time until the last gradient; a longer total means that
-parts of the model are not compiled"""
+"""gradients become ready in groups only if all groups together last at most this share of the time until the last
+gradient. If they last longer, parts of the model are not compiled
+"""
 _EARLY = 0.2
 """a bucket is reported as waiting if at least this share of its bytes comes from earlier graphs"""
 _WANTED_GRAPHS = 8
-"""recommended number of graphs"""
+"""number of graphs that a smaller bucket cap should produce"""
 _LARGE = 0.3
-"""share of all gradient bytes; a bucket with a larger share starts late"""
+"""a bucket with more than this share of all gradient bytes starts too late"""
 _MOST_SHOWN = 8
 
 
@@ -55,9 +58,9 @@ class BucketWait:
 
     bucket: int
     waits_ns: int
-    """time from the last gradient of the earlier graphs to the last gradient of the bucket"""
+    """time from the last gradient of earlier graphs in the bucket to the last gradient of the bucket"""
     early_bytes: int
-    """size of the gradients from earlier graphs, which wait for the rest of the bucket"""
+    """bytes of the bucket's gradients that come from earlier graphs, and so wait for the rest of the bucket"""
     num_bytes: int
 
 
@@ -69,15 +72,19 @@ class CompiledGraphs:
     """
 
     order: str
-    """a `CompileOrder`"""
+    """value of `CompileOrder`"""
     optimize_ddp: str
     """value of ``torch._dynamo.config.optimize_ddp``"""
     num_graphs: int | None
-    """number of graphs that DDPOptimizer made; 0 if no part of the model is compiled, ``None`` if unknown"""
+    """number of graphs into which DDPOptimizer split the model; 0 if no part of the model is compiled, ``None`` if
+    unknown
+    """
     groups_ns: tuple[int, ...] = ()
-    """time at which the last gradient of each group is ready; empty if gradients do not become ready in groups"""
+    """time at which the last gradient of each group is ready. A group has the gradients of one graph; empty if
+    gradients do not become ready in groups
+    """
     waits: tuple[BucketWait, ...] = ()
-    """buckets with gradients from several groups, in launch order"""
+    """buckets that contain gradients from several groups, in launch order"""
 
     @property
     def waiting(self) -> BucketWait | None:
@@ -322,17 +329,17 @@ class Recompilations:
     """Compilations after the first steps of a run."""
 
     num_steps: int
-    """number of steps in which code was compiled"""
+    """number of steps in which torch.compile compiled code"""
     last_step: int | None
-    """number of the last of these steps"""
+    """number of the last step in which torch.compile compiled code"""
     extra_ns: int
-    """additional time of these steps compared to usual steps"""
+    """time by which these steps were longer than usual steps, in total"""
     share: float
-    """`extra_ns` as a share of the run"""
+    """`extra_ns` as a share of the duration of the run"""
     num_watched: int
-    """number of steps in which compilations would have been noticed"""
+    """number of steps for which ddpprof recorded whether code was compiled"""
     is_at_limit: bool
-    """True if torch.compile stopped compiling a function, because it had compiled it too often"""
+    """True if torch.compile stopped compiling a function because it had been recompiled too often"""
 
     @property
     def take_long(self) -> bool:
@@ -381,9 +388,9 @@ def recompilations(found: Recompilations, _view: View) -> Iterator[Finding]:
 
 
 _OFTEN = 3
-"""minimum number of steps in which code is compiled"""
+"""compilations are reported if they occur in at least this many steps, and `share` is at least `_MUCH_OF_RUN`"""
 _MUCH_OF_RUN = 0.05
-"""minimum share of the run"""
+"""share of the run that compilations must take to be reported"""
 _STOPPED = "; after that, a function runs uncompiled for new inputs, because torch.compile reached its limit"
 _DYNAMIC = (
     "Set TORCH_LOGS=recompiles to see the reasons. If the shapes of the inputs vary, use "
@@ -403,7 +410,7 @@ COMPILED_GRAPHS: Topic[CompiledGraphs, CompiledGraphs] = Topic(
     rank_type=CompiledGraphs,
     of_ranks=lambda ranks: ranks[0],
 )
-"""compiled graphs of the first rank; all ranks are assumed to be compiled in the same way"""
+"""compiled graphs of the first rank; the other ranks are assumed to compile in the same way"""
 
 
 def _of_rank(rank: Rank, modules: Sequence[DdpModule]) -> CompiledGraphs | None:

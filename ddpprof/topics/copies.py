@@ -22,7 +22,7 @@ from ddpprof.model.backends import PAGEABLE, TO_DEVICE
 from ddpprof.topics.steps.breakdown import split_step
 
 _MUCH = 0.02
-"""minimum share of the step"""
+"""copies are reported if exposed copies take at least this share of the step"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class RankCopies:
     num_copies: float
     exposed_ns: int
     pageable_ns: int
-    """part of `exposed_ns` that is spent on copies from pageable memory"""
+    """part of `exposed_ns` in which data is copied from pageable memory"""
 
 
 def measure_copies(rank: Rank, steps: Sequence[int]) -> RankCopies | None:

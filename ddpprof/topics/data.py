@@ -28,26 +28,26 @@ from ddpprof.topics.script_code import slowest_line_of_data
 
 _FEWEST_BATCHES = 3
 _FEWEST_SAMPLES = 8
-"""minimum number of distinct samples"""
+"""a rank is compared only if at least this many different samples of it are known"""
 _FEWEST_SHARED = 16
 _SHARED = 0.25
-"""the data counts as not sharded if other ranks also get at least this share of a rank's samples"""
+"""data counts as not sharded if at least this share of a rank's samples is also read by other ranks"""
 
 _MOST_OF_A_SHARD = 0.75
-"""the dataset counts as sharded if a rank gets less than this share of it"""
+"""a dataset counts as sharded if a rank reads less than this share of it"""
 
 
 @dataclass(frozen=True, slots=True)
 class SameSamples:
     loader: Loader
-    """loader of the first rank"""
+    """the loader, as recorded on the first rank"""
     ranks: tuple[int, ...]
     num_batches: int
-    """number of batches that are the same on all ranks; 0 if only samples are shared"""
+    """number of batches that are the same on all ranks; 0 if the ranks share samples but no whole batches"""
     num_samples: int
-    """number of samples that a rank shares with other ranks in one pass; maximum over all ranks"""
+    """number of samples in one pass that a rank shares with other ranks; maximum over all ranks"""
     num_compared: int
-    """number of samples of that rank in that pass"""
+    """number of samples of the same rank in the same pass that were compared"""
 
     @property
     def same_batches(self) -> bool:
@@ -134,7 +134,7 @@ class DataLoading:
     """rank → its data loaders"""
     same_samples: SameSamples | None = None
     same_worker_seeds: Loader | None = None
-    """a DataLoader whose workers draw the same random numbers on all ranks"""
+    """DataLoader whose workers draw the same random numbers on all ranks, if there is one"""
 
 
 def _data_loading(view: View) -> DataLoading:
@@ -322,16 +322,18 @@ DATA: Topic[None, DataLoading] = Topic(
 
 
 _FEWEST_STEPS = 4
-"""minimum number of steps: in one or two steps, an evaluation may have drawn the numbers"""
+"""ranks are compared only over at least this many steps, because an evaluation may draw random numbers in one or two
+steps
+"""
 
 GeneratorStates = Mapping[str, Mapping[int, int]]
-"""type of a generator's device → step number → digest of the generator's state at the start of the step"""
+"""device type of a random number generator → step number → digest of the generator's state at the start of the step"""
 
 
 @dataclass(frozen=True, slots=True)
 class SameRandomNumbers:
     generators: tuple[str, ...]
-    """generators with the same state: torch's name of a device type, ``"numpy"`` or ``"random"``"""
+    """generators that have the same state on all ranks: device type as in PyTorch, ``"numpy"`` or ``"random"``"""
     ranks: tuple[int, ...]
     """ranks that were compared"""
     num_steps: int
@@ -421,7 +423,7 @@ class RankInputs:
     """Sizes of the inputs of one rank."""
 
     numel_of_step: Mapping[int, int]
-    """`RecordedStep.input_numel` by step number"""
+    """step number → `RecordedStep.input_numel`"""
 
 
 def unevenness(ranks: Sequence[RankInputs]) -> float | None:
@@ -443,4 +445,4 @@ def _inputs_of_rank(rank: Rank, _steps: Sequence[int], _modules: Sequence[DdpMod
 INPUT_SIZES: Topic[RankInputs, float] = Topic(
     "input_sizes", of_rank=_inputs_of_rank, rank_type=RankInputs, of_ranks=unevenness
 )
-"""unevenness of the input sizes across ranks"""
+"""how much the sizes of the inputs differ between ranks: see `unevenness`"""

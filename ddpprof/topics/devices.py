@@ -36,7 +36,7 @@ class DeviceLoad:
     comm_ns: int
     copy_ns: int
     busy_ns: int
-    """time during which at least one of the three runs"""
+    """time in which the device computes, communicates or copies"""
 
 
 def measure_devices(trace: Trace, step: int) -> tuple[DeviceLoad, ...]:
@@ -85,7 +85,7 @@ def imbalance_ns(loads: Sequence[DeviceLoad]) -> int:
 
 
 _MUCH = 0.1
-"""minimum imbalance, as a share of the step, to report it"""
+"""imbalance is reported if a device computes longer than the average device by at least this share of the step"""
 
 
 def device_imbalance(loads: Sequence[DeviceLoad], view: View) -> Iterator[Finding]:
@@ -107,7 +107,7 @@ def device_imbalance(loads: Sequence[DeviceLoad], view: View) -> Iterator[Findin
 
 
 DEVICES: Topic[None, tuple[DeviceLoad, ...]] = Topic("devices", rules=(device_imbalance,))
-"""device loads of the rank whose devices differ most"""
+"""load of each device on the rank whose devices differ most"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class DataParallelReport:
 
     rank: int
     modules: tuple[DataParallelModule, ...]
-    """empty if ddpprof did not record the job"""
+    """modules that ddpprof recorded; empty if ddpprof did not record the job"""
     step: DataParallelStep | None
 
 

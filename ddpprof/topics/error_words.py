@@ -94,12 +94,12 @@ _ADVICE = {
     r"No space left on device": """
         A disk or /dev/shm, where DataLoader workers put batches, was full. Use df to find out which.""",
 }
-"""regular expression for the error message → advice; the first match is used"""
+"""regular expression that matches an error message → advice; the first entry that matches is used"""
 _NOISE = re.compile(
     r"\[/\S+:\d+\] | This is typically caused by a remote worker.*|"
     r" This error (?:is caused by|indicates that) .*"
 )
-"""gloo's source location, and torch's lists of possible causes, which the advice replaces"""
+"""parts of error messages that the advice replaces: gloo's source location, and PyTorch's lists of possible causes"""
 
 
 def shortened(error: str) -> str:
@@ -116,7 +116,7 @@ def advice_on_error(said: str) -> str | None:
 
 
 _BY_A_SHELL = 128
-"""if a signal ends a command, the shell's exit code is this number plus the number of the signal"""
+"""the exit code that a shell reports is this number plus N if signal N ended the command"""
 _KILLED_WORKER = re.compile(r"DataLoader worker .* is killed by signal: Killed")
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 """signals that a process receives because of a fault in its own code"""
@@ -125,7 +125,7 @@ _LIMITS = {
     signal.SIGXFSZ: "It reached its file size limit (see ulimit -f).",
     signal.SIGHUP: "Its terminal or its connection was closed: start the job with nohup, or in tmux.",
 }
-"""signal → sentence on its cause"""
+"""signal → sentence on why the process received it"""
 NOT_KNOWN = "The out-of-memory killer may have killed the process: check the host's log (dmesg)."
 _NOT_BY_THE_KERNEL = (
     "The kernel's out-of-memory killer did not kill any process on that host at that time. Something else sent the "

@@ -20,13 +20,13 @@ class RecordSummary:
     """Summary of a rank's record. Times are medians, in ns per step."""
 
     facts: Record
-    """the record without steps and other large fields"""
+    """the rank's record, without the recorded steps and other large fields"""
     data_ns: int | None
     buffer_sync_ns: int | None
     num_micro_steps: int
-    """number of batches accumulated per step"""
+    """number of batches whose gradients are accumulated per step"""
     evaluated_steps: tuple[int, ...]
-    """numbers of the steps in which the DDP module was also called without gradients"""
+    """numbers of the steps in which the script also called the DDP module without gradients, as in an evaluation"""
 
 
 @dataclass(frozen=True, slots=True)

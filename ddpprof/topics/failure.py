@@ -27,10 +27,10 @@ _OF_A_LOST_PEER = re.compile(
     r"closed by peer|Connection (?:reset|refused|closed)|Broken pipe|NCCL|DistBackendError|DistNetworkError|"
     r"timed out|Timed out|SignalException"
 )
-"""errors on ranks that end because another rank ended"""
+"""pattern for errors on ranks that failed because another rank ended"""
 _OF_A_LOST_CONNECTION = re.compile(r"closed by peer|Connection reset|Broken pipe")
 _OF_A_MISSING_PEER = re.compile(r"Timed out waiting \d+ ?ms for (?:recv|send)|Watchdog caught collective|DDP.*timeout")
-"""errors on ranks that end because another rank did not take part in a collective"""
+"""pattern for errors on ranks that failed because another rank did not take part in a collective"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,28 +40,28 @@ class RankEnd:
     rank: int
     host: str
     ended: str | None
-    """``"finished"``, ``"interrupted"``, ``"failed: …"``, or ``None`` if the process could not record it"""
+    """``"finished"``, ``"interrupted"`` or ``"failed: …"``; ``None`` if the process could not record how it ended"""
     is_consequence: bool
-    """True if it failed because it lost the connection to another rank"""
+    """True if the rank failed because it lost the connection to another rank"""
     num_steps: int | None = None
-    """number of finished steps"""
+    """number of steps that the rank finished"""
     unix_ns: int | None = None
-    """time of the rank's end; if not recorded, the time at which its end was noticed, or the end of its last step"""
+    """time at which the rank ended or, if that was not recorded, at which its end was noticed or its last step ended"""
     exit_code: int | None = None
-    """exit code as seen by its parent; if negative, the signal that ended it"""
+    """exit code as seen by the parent process, or -N if signal N ended the process"""
     pid: int | None = None
     collective: str | None = None
-    """collective that the script was calling when it ended, if any"""
+    """collective that the script was calling when the rank ended, if any"""
     place: str | None = None
-    """line of the user's code at which it ended, if known"""
+    """line of the user's code at which the rank ended, if known"""
     num_oom_kills: int | None = None
-    """number of processes that the kernel killed on its host because memory was full; see `ProcessExit`"""
+    """number of processes on the rank's host that the kernel ended because memory was full; see `ProcessExit`"""
     backend: str | None = None
-    """backend of its process group, if known"""
+    """backend of the rank's process group, if known"""
     parameters: tuple[str, ...] = ()
-    """parameters named in DDP's error, if known"""
+    """names of the parameters listed in DDP's error message, if known"""
     in_checkpoint: bool = False
-    """True if the error was raised in the backward pass of a checkpoint with ``use_reentrant=True``"""
+    """True if the error was raised in the backward pass of a ``torch.utils.checkpoint`` with ``use_reentrant=True``"""
     searches: bool = False
     """True if DDP was constructed with ``find_unused_parameters=True``"""
 
@@ -98,9 +98,9 @@ class Failure:
     """A job that failed."""
 
     first: RankEnd | None
-    """rank that failed first; ``None`` if unknown because every failed rank reports a lost peer"""
+    """rank that failed first; ``None`` if unknown because every failed rank reports that it lost another rank"""
     others: tuple[RankEnd, ...]
-    """other failed ranks in time order, followed by ranks that ended without a message"""
+    """other failed ranks, in order of time, followed by ranks that ended without an error message"""
     finished: tuple[RankEnd, ...]
     """ranks that ended successfully"""
 

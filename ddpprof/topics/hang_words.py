@@ -48,7 +48,7 @@ _WHAT_BY_HINT = {
     Hint.CRASHED_AT_EXIT: "rank {rank} finished its script, and then died",
     Hint.TIMED_OUT: "rank {rank} did not take part in any collective before the other ranks' collectives timed out",
 }
-"""what happened, for hints that need a different text from their fault"""
+"""hint → what happened, if the text for the fault does not fit"""
 _WHAT_OF_ALL = {
     Fault.STOPPED: "all ranks are stopped",
     Fault.TRACED: "all ranks are stopped in a debugger",
@@ -150,7 +150,7 @@ _DO_BY_HINT = {
         script, for a signal that was sent to the process (dmesg shows kills by the out-of-memory killer), and for
         messages in the output of the launcher.""",
 }
-"""what to do, for hints that need different advice from their fault"""
+"""hint → what to do, if the advice for the fault does not fit"""
 
 
 def verdict_lines(verdict: Verdict, *, is_over: bool = False) -> list[str]:

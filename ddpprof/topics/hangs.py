@@ -25,19 +25,21 @@ class Passes(NamedTuple):
     """Numbers of forward and backward passes of one rank through its DDP modules."""
 
     num_backward: int
-    """number of synchronized backward passes that the rank has begun"""
+    """number of backward passes with gradient synchronization that the rank has begun"""
     has_finished: bool
-    """True if the rank's training ended without an error"""
+    """True if training ended without an error on the rank"""
     num_unpaired: int = 0
-    """number of forwards without a backward pass, not counting forwards that lack one in every step"""
+    """number of forward passes that should have been followed by a backward pass but were not; forward passes that lack
+    one in every step do not count
+    """
     first_unpaired_step: int | None = None
-    """number of the first step with such a forward"""
+    """number of the first step with a forward pass counted in `num_unpaired`"""
 
 
 class SkippedPass(NamedTuple):
     rank: int
     step: int
-    """number of the first step with a skipped backward pass"""
+    """number of the first step in which the rank skipped a backward pass"""
     num_passes: int
 
 
@@ -56,7 +58,9 @@ def find_skipped_pass(ranks: Mapping[int, Passes]) -> SkippedPass | None:
 
 
 _LONG_S = 2 * 3600.0
-"""minimum timeout to report; torch's defaults are 10 minutes for NCCL and 30 minutes for other backends"""
+"""timeouts of at least this length are reported; PyTorch's defaults are 10 minutes for NCCL and 30 minutes for other
+backends
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ class HangRisks:
     """the rank that skipped a backward pass, if there is one"""
     of_some_ranks: tuple[CollectiveOfSomeRanks, ...] = ()
     timeout_s: float | None = None
-    """longest timeout of collectives of any rank"""
+    """timeout of collectives on the rank with the longest timeout"""
 
 
 def _of_run(view: View) -> HangRisks:
@@ -147,7 +151,7 @@ CRASH_AT_EXIT = (
     "C code crashed while Python was exiting. With gloo, torch aborts a process in this way if the script ends "
     "within milliseconds of its last backward pass (pytorch/pytorch#179291): add time.sleep(1) at its end."
 )
-"""explains why a rank died after the end of its script, and says what to do"""
+"""sentence that explains why a rank crashed after the end of its script, and says what to do"""
 SAME_COLLECTIVES = (
     "Every rank must call the same collectives in the same order, with the same amount of data: look for conditions "
     "around them that depend on the rank or its batch, and for sizes that depend on the batch, such as a smaller last "

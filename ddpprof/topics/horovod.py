@@ -30,12 +30,13 @@ from ddpprof.model import OtherFile
 from ddpprof.statistics import median_known
 
 _ONE_CYCLE_NS = 500_000
-"""if cycles are not marked, ranks that announce a tensor within this time count as simultaneous: half of Horovod's
-default cycle"""
+"""if cycles are not marked, two ranks count as simultaneous if they announce a tensor within this time, half of
+Horovod's default cycle
+"""
 _MANY_CYCLES = 3
-"""maximum number of cycles; a longer wait is caused by a rank, not by the cycle time"""
+"""a wait of more than this many cycles is caused by a rank, not by the cycle time"""
 _DEFAULT_CYCLE_NS, _SHORT_CYCLE_NS = 1_000_000, 600_000
-"""below the second value, a shorter cycle time is not advised"""
+"""Horovod's default cycle time, and the shortest cycle time for which a shorter one is advised"""
 _MOSTLY = 0.5
 _MAX_ROWS = 24
 
@@ -48,11 +49,11 @@ class ReductionParts:
     copy_ns: int
     """copies into and out of the fusion buffer, and between host and device"""
     other_work_ns: int
-    """queueing on the device, setup, allocation and Horovod's own bookkeeping"""
+    """queueing on the device, setup, allocation, and Horovod's own bookkeeping"""
     waiting_ns: int
-    """waiting for ranks and for the next cycle"""
+    """waiting for other ranks and for the next cycle"""
     nothing_ns: int
-    """time during which no tensor is announced because rank 0 computes"""
+    """time in which rank 0 has announced no tensor, because it computes"""
 
     @property
     def total_ns(self) -> int:
@@ -63,7 +64,7 @@ class ReductionParts:
 class HorovodStep:
     step: int
     duration_ns: int | None
-    """time until the start of the next step"""
+    """time from the start of this step to the start of the next step; ``None`` for the last step"""
     num_tensors: int
     reduction: ReductionParts
     trailing: ReductionParts
@@ -72,11 +73,12 @@ class HorovodStep:
 @dataclass(frozen=True, slots=True)
 class HorovodSummary:
     cycle_ns: int | None
-    """median time from one cycle to the next; ``None`` if cycles are not marked"""
+    """median time from the start of a cycle to the start of the next; ``None`` if cycles are not marked"""
     steps: tuple[HorovodStep, ...]
     num_last: Mapping[int, int] = field(default_factory=dict)
-    """rank → number of tensors that it announced in a later cycle than all other ranks. The first step is excluded,
-    because ranks may only be late because they started late"""
+    """rank → number of tensors that this rank announced in a later cycle than all other ranks. The first step is
+    excluded, because a rank that starts late is late in it
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,10 +36,10 @@ class Block:
     start_ns: Int64Column
     end_ns: Int64Column
     launched_ns: Int64Column
-    """launch time, or `UNKNOWN`"""
+    """time at which the host launched the work, or `UNKNOWN`"""
     phase: NDArray[np.int8]
     table: NDArray[np.int8]
-    """index of the table"""
+    """index of the table that contains the row"""
 
 
 def blocks_of(*tables: Work | Collectives) -> Iterator[Block]:
@@ -77,7 +77,9 @@ class Idle:
     host_read_ns: Annotated[
         int, Number("part of the launch-bound time that began while the host waited for the device; null on CPU")
     ] = 0
-    """launch-bound time that began while the training thread waited for the accelerator, with no work queued"""
+    """part of the launch-bound time that began while the training thread waited for the accelerator and had no work
+    queued
+    """
 
     @property
     def late_launch_ns(self) -> int:
@@ -95,7 +97,7 @@ class Cause(IntEnum, metaclass=InterruptibleEnum):
     LAUNCH_BOUND = 1
     COMM_WAIT = 2
     HOST_READ = 3
-    """launch-bound because the host was waiting for the accelerator when the gap began"""
+    """launch-bound, because the host was waiting for the accelerator when the idle time began"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class Gaps:
 
     busy: Spans
     cause: NDArray[np.int8]
-    """`Cause` for each busy span"""
+    """for each busy span, `Cause` of the idle time after it"""
 
 
 def find_gaps(trace: Trace) -> Gaps | None:
@@ -145,11 +147,11 @@ def measure_idle(idle: Spans, gaps: Gaps) -> Idle:
 class _CauseFinder:
     latency_ns: int
     comm_ends_ns: Int64Column
-    """times in ascending order"""
+    """end times of communication, in ascending order"""
     waits: Spans
-    """when the training thread waits for the accelerator"""
+    """spans in which the training thread waits for the accelerator"""
     read_ends_ns: Int64Column
-    """ends of copies that the host waits for, in ns, in ascending order"""
+    """end times of the copies that the host waits for, in ascending order"""
 
     def causes(
         self, gap_start_ns: Int64Column, launched_ns: Int64Column, is_comm: NDArray[np.bool_]
@@ -294,7 +296,7 @@ class RankAllocations:
     num_steps: int
     num_calls: float
     idle_ns: int
-    """total length of the idle gaps during which such calls ran"""
+    """total length of the idle gaps in which the host allocated or freed memory"""
 
 
 def measure_allocations(rank: Rank, steps: Sequence[int]) -> RankAllocations | None:
@@ -342,7 +344,7 @@ _FULL = (
 )
 
 _MUCH = 0.05
-"""share of the step"""
+"""late launches are reported if they cost at least this share of the step; on CPU, the same applies to the optimizer"""
 _MOST_LINES = 3
 _OF_CUDA = (
     "torch.compile(model), with mode='reduce-overhead' (CUDA graphs), fused optimizers (AdamW(…, fused=True)) or a "
@@ -391,7 +393,7 @@ def _has_small_groups(one: OptimizerFacts) -> bool:
 
 _MANY_GROUPS = 20
 _SMALL_GROUP = 4
-"""number of parameters"""
+"""parameter groups with fewer parameters than this on average count as small"""
 
 ALLOCATIONS: Topic[RankAllocations, tuple[RankAllocations, ...]] = Topic(
     "allocations",
@@ -402,4 +404,6 @@ ALLOCATIONS: Topic[RankAllocations, tuple[RankAllocations, ...]] = Topic(
 )
 IDLE: Topic[None, int] = Topic("idle", rules=(launch_bound, host_reads), of_run=lambda view: view.launch_bound_ns)
 OPTIMIZERS: Topic[None, int] = Topic("optimizers", rules=(optimizer_not_fused,), of_run=lambda view: view.optimizer_ns)
-"""time that the accelerator waits for the host to launch work, in ns per step"""
+"""exposed time of optimizer steps, in ns per step; the result of `IDLE` is the time in which the accelerator waits for
+the host to launch work
+"""

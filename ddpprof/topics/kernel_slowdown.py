@@ -41,15 +41,19 @@ else:
 
 
 MIN_RUNS = 3
-"""minimum number of covered runs and of runs alone, so that one disturbed run does not change the median"""
+"""a ratio needs at least this many covered runs and this many runs alone, so that one disturbed run does not change the
+median
+"""
 
 ENOUGH_KNOWN = 0.2
-"""a ratio is reported if the slowdown of at least this share of the computation during communication is known"""
+"""an overall ratio is reported if the slowdown is known for at least this share of the computation during
+communication
+"""
 
 _MOST_RATIOS = 255
 
 _HOLDS_HOOKS = "AccumulateGrad"
-"""autograd node that runs DDP's hook, which copies a gradient into its bucket and launches full buckets"""
+"""autograd node that runs DDP's hook; the hook copies a gradient into its bucket and launches full buckets"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +62,19 @@ class KernelSlowdown:
 
     kernel: Kernel
     covered_ns: int
-    """total duration of the covered runs"""
+    """total duration of the covered runs, which are the runs during communication"""
     compared_ns: int
-    """total duration of the covered runs whose work also ran alone"""
+    """total duration of the compared runs: the covered runs of work that also ran alone, without communication"""
     lost_ns: int
-    """time by which these runs took longer than the same work alone; may be negative"""
+    """time by which the compared runs took longer than the same work alone; may be negative"""
     num_compared: int
-    """number of these runs"""
+    """number of compared runs"""
     ratios: Ratios
-    """duration / median duration of the same work alone, for these runs or a selection (`thinned`); ascending"""
+    """for each compared run, or a selection of them (`thinned`): its duration divided by the median duration of the
+    same work alone; ascending
+    """
     num_alone: int
-    """number of runs alone from which the medians were computed"""
+    """number of runs alone on which these medians are based"""
 
     @property
     def ratio(self) -> float | None:
@@ -81,17 +87,19 @@ class OverlapSlowdown:
     """The slowdown of computation by communication, on one rank or several ranks together."""
 
     num_steps: int
-    """number of measured steps, excluding baseline steps, summed over ranks"""
+    """number of measured steps without baseline steps, summed over ranks"""
     kernels: tuple[KernelSlowdown, ...]
-    """all kernels with a covered run, in descending order of lost time"""
+    """all kernels that ran during communication, in descending order of lost time"""
     knows_input_shapes: bool
-    """True if input shapes of all compared kernels are known; otherwise, runs were matched by position in the step"""
+    """True if the input shapes of all compared kernels are known; otherwise, runs with the same position in the step
+    were assumed to do the same work
+    """
     reason: str | None
-    """reason why the slowdown is unknown, if it is"""
+    """why the slowdown is unknown; ``None`` if it is known"""
     control_ns: int = 0
-    """duration of the runs alone in measured steps whose work also ran alone in baseline steps"""
+    """total duration of runs without communication in measured steps, for work that also occurs in baseline steps"""
     control_alone_ns: int = 0
-    """duration of the same work in the baseline steps"""
+    """duration that the same work had in the baseline steps"""
 
     @property
     def control(self) -> float | None:
@@ -208,7 +216,7 @@ class _Compared:
 
     kernel: Int32Column
     same: NDArray[np.int64]
-    """identifier of each run's work"""
+    """identifier of the work that each run does; equal for runs of the same work"""
     duration_ns: Int64Column
     in_measured: NDArray[np.bool_]
     in_baseline: NDArray[np.bool_]

@@ -25,7 +25,7 @@ _BATCH_RUNS = 400_000
 
 
 MOST_KERNELS = 500
-"""maximum number of kernels in a report; the rest take little time"""
+"""maximum number of kernels in a report; the kernels left out take little time"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class KernelSummary:
     total_ns: Annotated[int, Number("total duration of all runs")]
     median_ns: Annotated[int, Number("median duration of a run")]
     spread: Annotated[float | None, Number("interquartile range divided by the median", column="spread_ratio")]
-    """``None`` for a single run, or if the median is 0"""
+    """``None`` if there is only one run, or if the median is 0"""
 
     @property
     def runs_per_step(self) -> float:
@@ -62,7 +62,7 @@ class KernelRuns:
     piece: NDArray[np.int64]
     """rows of ``Trace.compute``"""
     run_of_piece: NDArray[np.int64] | None
-    """index of each piece's run; ``None`` if each piece is one run"""
+    """for each piece, index of the run to which it belongs; ``None`` if each run consists of one piece"""
 
     def __len__(self) -> int:
         return len(self.kernel)

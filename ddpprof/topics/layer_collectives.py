@@ -179,4 +179,4 @@ LAYER_COLLECTIVES: Topic[LayerCalls, LayerCalls] = Topic(
     rank_type=LayerCalls,
     of_ranks=lambda ranks: min(ranks, key=lambda one: one.exposed_ns),
 )
-"""calls on the rank with the least exposed time; on other ranks, the time includes waiting for slower ranks"""
+"""calls on the rank with the least exposed time, because the time on other ranks includes waiting for slower ranks"""

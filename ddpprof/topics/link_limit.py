@@ -30,13 +30,13 @@ from ddpprof.topics.ranks.across import ACROSS
 from ddpprof.words import listed
 
 _LEAST_BYTES = 1 << 20
-"""smaller all-reduces are dominated by latency"""
+"""all-reduces smaller than this many bytes are ignored, because their time is mostly latency"""
 _AT_LIMIT = 0.85
-"""a link counts as saturated if it reaches at least this share of its limit"""
+"""a link counts as saturated if communication reaches at least this share of its limit"""
 _IMPOSSIBLE = 1.1
-"""above this share of the limit, the limit must be wrong"""
+"""if communication reaches more than this share of the limit, the limit must be wrong"""
 _FASTER = 2.0
-"""factor by which another path must be faster to be reported"""
+"""another path is reported if it is at least this many times as fast"""
 _SOCKET, _INFINIBAND = "socket", "infiniband"
 _MOST_NAMES = 4
 _KERNEL = re.compile(r"nccl(?:Dev)?Kernel_AllReduce_(?:\w+_)?(RING|TREE)_")
@@ -49,8 +49,8 @@ class RankChoices:
     rank: int
     log: NcclChoices | None
     kernel_algorithm: str | None
-    """``"TREE"`` or ``"RING"`` in the names of most all-reduce kernels; ``"RING"`` also stands for NVLS and CollNet.
-    The protocol in a kernel's name has no meaning: each NCCL kernel runs all protocols
+    """``"TREE"`` or ``"RING"``, from the names of most all-reduce kernels; ``"RING"`` also stands for NVLS and CollNet.
+    The protocol in a kernel's name has no meaning, because each NCCL kernel supports all protocols
     """
 
 
@@ -61,21 +61,23 @@ class LinkLimit:
     network: str | None
     """``"socket"`` or ``"infiniband"``; ``None`` if all ranks are on one machine, or if unknown"""
     names: tuple[str, ...] = ()
-    """network interfaces or InfiniBand ports"""
+    """names of the network interfaces or InfiniBand ports"""
     limit_bits_per_s: int | None = None
     is_stated: bool = False
-    """True if the user specified the limit"""
+    """True if the user gave the limit"""
     reached_bytes_per_s: float | None = None
-    """bus bandwidth of the largest all-reduces"""
+    """bus bandwidth that the largest all-reduces reach"""
     at_least_bytes: int | None = None
-    """smallest size of these all-reduces"""
+    """smallest size of the all-reduces from which `reached_bytes_per_s` was computed"""
     below_bytes: int | None = None
     nccl: NcclChoices | None = None
-    """NCCL's choices from the first rank's log, with the transports of all ranks"""
+    """choices in the NCCL log of the first rank, with the transports of all ranks"""
     kernel_algorithm: str | None = None
-    """algorithm in the names of NCCL's kernels: ``"TREE"``, or ``"RING"``, which includes NVLS"""
+    """algorithm in the names of NCCL's kernels: ``"TREE"`` or ``"RING"``; ``"RING"`` also stands for NVLS and
+    CollNet
+    """
     pcie: tuple[PcieLink, ...] = ()
-    """PCIe links of the GPUs of the first rank's machine"""
+    """PCIe links of the GPUs on the first rank's machine"""
 
     @property
     def share(self) -> float | None:

@@ -14,7 +14,7 @@ from ddpprof.model.whole_run import NonfiniteSteps
 _MOST_NAMED = 4
 
 Nonfinite = Mapping[int, NonfiniteSteps | None]
-"""rank → its steps with a NaN or infinite loss; contains all ranks that recorded the whole run"""
+"""rank → its steps with a NaN or infinite loss, or ``None``; contains all ranks that recorded the whole run"""
 
 
 def nonfinite_loss(ranks: Nonfinite, _view: View) -> Iterator[Finding]:
@@ -78,8 +78,9 @@ _OF_RATES = (
     "averages gradients, but each rank's own optimizer updates the parameters, so they drifted apart."
 )
 _OTHER_RATE = 1.5
-"""minimum ratio at which learning rates count as different; ranks report them a few steps apart, and schedules
-change them"""
+"""learning rates count as different if one is at least this many times the other; smaller differences occur because
+ranks report them a few steps apart, and schedules change them
+"""
 
 
 def _advice_on_rates(rates: Mapping[int, float | None], first: list[int]) -> str | None:

@@ -44,13 +44,13 @@ class DeviceUse:
     is_own: bool
     """True if the rank trains on this GPU"""
     steady_bytes: Annotated[int | None, Number("memory of tensors on the accelerator at the end of a step, median")]
-    """memory of tensors; ``None`` if not sampled, for example on devices of other ranks"""
+    """memory of tensors; ``None`` if not sampled, for example on a device that another rank trains on"""
     peak_bytes: Annotated[int, Number("peak memory of tensors on the accelerator")]
     reserved_bytes: Annotated[int, Number("peak memory reserved by torch's allocator on the accelerator")]
     total_bytes: Annotated[int | None, Number("memory capacity of the accelerator")]
     uuid: str | None = None
     peak_in: Annotated[str | None, Number("part of the step in which the accelerator's memory reached its peak")] = None
-    """``None`` if unknown, or if the peak was reached in a later step"""
+    """``None`` if unknown, or if the peak was reached after the steps in which ddpprof assigns peaks to parts"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def _peak_in(peaks: Sequence[MemoryPeak], device: int | None, peak_bytes: int | 
 
 
 _SAME_PEAK = 0.98
-"""minimum share of the peak at the end of the recording"""
+"""a peak seen in the first steps counts as the peak of the recording if it is at least this share of it"""
 
 
 def _devices(
@@ -128,7 +128,7 @@ class Holder:
 
     host: str
     device: int | None
-    """index of the GPU on the first rank that uses it; ``None`` for the host's memory"""
+    """index of the GPU, on the first rank that uses it; ``None`` for the host's memory"""
     ranks: tuple[int, ...]
     num_bytes: int
 
@@ -160,11 +160,13 @@ def processes_of_job(ranks: Sequence[RankMemory]) -> tuple[Holder, ...]:
 
 _MUCH_BYTES = 256 * 2**20
 _FULL = 0.9
-"""a device counts as full if tensors take at least this share of its memory at the peak"""
+"""a device counts as full if tensors take at least this share of its memory when they reach their peak"""
 _WORTH_FREEING = 0.01
-"""minimum saving to report, as a share of a device's memory"""
+"""a change is reported if it saves at least this share of a device's memory"""
 _MUCH = 0.25
-"""minimum excess over the median of the other holders, as a fraction of this median"""
+"""imbalance is reported if one holder uses more than the median of the other holders by at least this fraction of the
+median
+"""
 
 
 def _gb(num_bytes: float) -> str:
@@ -252,7 +254,7 @@ _TO_LOWER_PEAK = {
     "optimizer": "foreach=False in the optimizer, or fused=True if it supports that, avoids temporary copies as large "
     "as the parameters",
 }
-"""part of the step with the peak → a change that lowers the peak"""
+"""part of the step in which memory reaches its peak → a change that lowers the peak"""
 
 
 def memory_imbalance(ranks: Sequence[RankMemory], _view: View) -> Iterator[Finding]:
@@ -333,7 +335,7 @@ class ModelMemory:
 
     parameter_bytes: Annotated[int, Number("parameters whose gradients DDP averages")]
     gradient_bytes: Annotated[int, Number("gradients outside DDP's buckets")]
-    """bytes that ``gradient_as_bucket_view=True`` would save"""
+    """number of bytes that ``gradient_as_bucket_view=True`` would save"""
     bucket_bytes: Annotated[int, Number("DDP's buckets")]
     optimizer_bytes: Annotated[int | None, Number("optimizer state")] = None
     zero_saves_bytes: Annotated[int | None, Number("memory that ZeroRedundancyOptimizer would save")] = None

@@ -18,7 +18,7 @@ from ddpprof.topics.steps.view import STEPS
 
 _MAX_KERNELS = 5
 _WORTH_A_TABLE = 0.01
-"""minimum lost time, as a share of the step, to show a table"""
+"""a table is shown if the lost time is at least this share of the step"""
 _TELLS_NOTHING = 0.02
 """the ratio is shown if at least this share of the computation during communication could be compared"""
 
@@ -35,7 +35,7 @@ class SlowedKernel:
     num_covered: int
     num_alone: int
     covered_ns: int
-    """per step and rank"""
+    """duration of the kernel during communication, per step and rank"""
     lost_ns: Annotated[int, Number("time lost to communication, per step and rank")]
 
 
@@ -44,22 +44,26 @@ class OverlapSlowdownReport:
     """Slowdown of computation by concurrent communication. Times are ns per step and rank."""
 
     reason: str | None
-    """reason why the slowdown is unknown, if it is"""
+    """why the slowdown is unknown; ``None`` if it is known"""
     ratio: float | None
     lost_ns: int | None
     covered_ns: int
-    """computation during communication"""
+    """time spent on computation during communication"""
     known_share: float | None
-    """share of `covered_ns` in kernels that also ran alone; `ratio` and `lost_ns` refer to these kernels"""
+    """share of `covered_ns` in kernels that also ran without communication; `ratio` and `lost_ns` are about these
+    kernels
+    """
     knows_input_shapes: bool
     num_steps: int
-    """number of steps, summed over ranks"""
+    """number of measured steps, summed over ranks"""
     kernels: tuple[SlowedKernel, ...]
-    """kernels, most time lost first"""
+    """kernels in descending order of lost time"""
     num_baseline_steps: int = 0
     """number of steps without communication, summed over ranks"""
     control: float | None = None
-    """factor by which work without communication took longer than in baseline steps; `ratio` is corrected for it"""
+    """factor by which work outside communication took longer than in baseline steps; `ratio` is corrected for this
+    factor
+    """
 
 
 def slowdown_report(slowdown: OverlapSlowdown, num_baseline_steps: int) -> OverlapSlowdownReport:

@@ -25,12 +25,13 @@ class OwnReduction:
 
     num_all_reduces: int
     num_bytes: int | None
-    """``None`` if the trace does not show it"""
+    """number of bytes that are reduced; ``None`` if the trace does not show it"""
     comm_ns: int
     exposed_ns: int
     flatten_ns: int | None
-    """time in which the training thread flattens and unflattens tensors; ``None`` if the trace does not show it, and
-    on accelerators, because it may not delay their work"""
+    """time in which the training thread flattens and unflattens tensors; ``None`` if the trace does not show it. Also
+    ``None`` on accelerators, whose work it may not delay
+    """
 
 
 def measure_own_reduction(trace: Trace, steps: Sequence[int]) -> OwnReduction | None:

@@ -15,9 +15,9 @@ from ddpprof.model import Record
 from ddpprof.model.whole_run import RankWholeRun
 
 _MANY_QUEUED = 0.5
-"""measured times count as distorted if, on average, this many threads of a rank wait for a core"""
+"""measured times count as distorted if at least this many threads of a rank wait for a core on average"""
 _MANY_MORE = 1.5
-"""minimum number of threads per core; with fewer, some threads are likely idle"""
+"""a host has too many threads from this number of threads per core on; with fewer, some threads are probably idle"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,11 @@ class HostCores:
     host: str
     num_ranks: int
     num_threads: int
-    """total number of torch's threads over all ranks of the host"""
+    """number of CPU threads that PyTorch uses in all ranks of the host together"""
     num_cores: float
-    """number of cores that its ranks may use together, according to their affinity and control group"""
+    """number of cores on which the host's ranks may run, according to their affinity and control group"""
     machine_cores: int | None = None
-    """number of cores of the host; ``None`` if not recorded"""
+    """number of cores that the host has; ``None`` if not recorded"""
 
     @property
     def cores_per_rank(self) -> float:
@@ -76,9 +76,9 @@ class HostThreads:
     """Threads of the ranks, and the cores that they may use."""
 
     hosts: tuple[HostCores, ...] = ()
-    """hosts with a known number of cores"""
+    """hosts for which the number of cores is known"""
     queued_threads: float | None = None
-    """number of a rank's threads that are runnable but not running, on average over the ranks and the whole run"""
+    """number of threads of a rank that are runnable but not running, averaged over the ranks and the whole run"""
 
     @property
     def wait(self) -> bool:

@@ -23,9 +23,9 @@ from ddpprof.words import CONSTRUCT_AGAIN, listed, not_averaged, ranks_in_words,
 
 _APART = 0.05
 _DIFFERENT = 1e-3
-"""fraction of the norm of the values"""
+"""copies count as different if they differ by more than this fraction of the norm of the values"""
 _RESOLUTIONS = 20
-"""multiple of the floating-point resolution above which a difference is more than a rounding error"""
+"""a difference of more than this many times the floating-point resolution is not a rounding error"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,15 @@ class Drift:
     ranks: tuple[int, ...]
     """ranks that were compared"""
     num_steps: int
-    """number of steps between the two comparisons"""
+    """number of steps between the two times at which values were read"""
     apart: float
-    """largest distance, as a fraction of the longest move"""
+    """largest difference between two ranks in how far their copy moved between these times, as a fraction of the
+    longest move
+    """
     differed_before: bool
-    """True if the copies differed when the recording began"""
+    """True if the copies were already different when the recording began"""
     num_unreduced_passes: int
-    """number of backward passes without a reduction; maximum over ranks"""
+    """number of backward passes whose gradients DDP did not reduce; maximum over ranks"""
 
 
 def is_always_reduced(module: int, steps: Sequence[RecordedStep]) -> bool:
@@ -76,7 +78,7 @@ class TrainedApart:
     module: str
     names: tuple[str, ...]
     is_wrapped: bool
-    """True if they belong to a DDP module, but the script never calls its forward"""
+    """True if the parameters belong to a DDP module whose ``forward`` the script never calls"""
     drift: Drift
 
 
@@ -130,8 +132,9 @@ class Replicas:
     drifts: tuple[Drift, ...] = ()
     trained_apart: tuple[TrainedApart, ...] = ()
     unfrozen: tuple[str, ...] = ()
-    """parameters that were trained although DDP does not average their gradients, because they were frozen at
-    construction"""
+    """parameters that are trained although DDP does not average their gradients, because they were frozen when DDP was
+    constructed
+    """
 
 
 def _of_run(view: View) -> Replicas:
@@ -279,7 +282,7 @@ REPLICAS: Topic[None, Replicas] = Topic(
 
 
 Written = tuple[str, tuple[str, ...]]
-"""host of a rank, and the paths of the checkpoints that it wrote"""
+"""host of a rank, and the paths of the checkpoints that the rank wrote"""
 
 
 def same_checkpoint(written: Mapping[int, Written], _view: View) -> Iterator[Finding]:

@@ -22,7 +22,7 @@ from ddpprof.model import Record, RpcCall, StepMode
 from ddpprof.statistics import median_known
 
 _LONG_SHARE = 0.1
-"""minimum share of the step for a single call to be reported"""
+"""a single call is reported if the caller waits for it for at least this share of the step"""
 _MAX_ROWS = 24
 
 
@@ -35,11 +35,13 @@ class RpcCalls:
     kind: str
     num_calls: int
     latency_ns: int | None
-    """latency of one call; ``None`` if no call was answered within its step"""
+    """time from a call to its reply; ``None`` if no call was answered within its step"""
     request_bytes: int
-    """total over all calls"""
+    """bytes sent in all calls together"""
     reply_bytes: int | None
-    """total over all calls, in steps in which all calls were answered; ``None`` without such steps"""
+    """bytes received in all calls together, in steps in which all calls were answered; ``None`` if there is no such
+    step
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,9 @@ class RankRpc:
     num_sync_calls: int
     waited_ns: int
     longest_wait_ns: int
-    """longest wait for one synchronous call"""
+    """longest wait for a single synchronous call"""
     calls: tuple[RpcCalls, ...]
-    """longest total time first"""
+    """calls in descending order of their total time"""
 
 
 def measure_rpc(record: Record) -> RankRpc | None:

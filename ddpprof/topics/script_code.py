@@ -36,12 +36,12 @@ from ddpprof.topics.steps.overlap import marked_spans
 
 _SHORTEST_GAP_NS = 500_000
 _MUCH = 0.02
-"""minimum share of the step"""
+"""a rule reports the script's code if no operator runs during at least this share of the step"""
 _FAR_ABOVE = 4
-"""minimum ratio of a line's longest time in a step to its median time"""
+"""a line is reported for a single step if its time in that step is at least this many times its median time"""
 _MOST_LINES = 3
 _WORTH_NAMING = 0.1
-"""minimum share of the time of all lines"""
+"""a finding names a line if the line takes at least this share of the time of all lines"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,9 @@ class RankCode:
     num_steps: int
     lines: tuple[CodeLine, ...]
     longest: CodeLine | None = None
-    """line that takes the longest time in one step, with its times in that step, if its median time is far shorter"""
+    """line that took longest in any single step, with its times in that step; given only if its median time is far
+    shorter
+    """
 
     @property
     def idle_ns(self) -> int:
@@ -239,7 +241,7 @@ def code_in_backward(ranks: Sequence[RankCode], view: View) -> Iterator[Finding]
 
 
 _MUCH_IN_BACKWARD = 0.05
-"""minimum share of the step"""
+"""code that autograd runs is reported if it takes at least this share of the step"""
 
 
 def code_outside_passes(ranks: Sequence[RankCode], view: View) -> Iterator[Finding]:
@@ -266,7 +268,7 @@ def code_outside_passes(ranks: Sequence[RankCode], view: View) -> Iterator[Findi
 
 
 _MUCH_OUTSIDE = 0.05
-"""minimum share of the step"""
+"""operators outside forward, loss, backward and optimizer are reported if they take at least this share of the step"""
 
 
 def slowest_line_of(rank: int, view: View) -> tuple[str, int] | None:

@@ -54,12 +54,12 @@ class Purpose(StrEnum):
     """What a collective probably sends, judged by its size."""
 
     PARAMETERS = "parameters"
-    """all-reduces that match the number or the bytes of the model's parameters"""
+    """all-reduces that match the model's parameters in number or in bytes"""
     FEW_NUMBERS = "few numbers"
-    """at most `SMALL_BYTES` each"""
+    """collectives of at most `SMALL_BYTES` each"""
     BARRIER = "barrier"
     OTHER = "other"
-    """larger, or of unknown size"""
+    """larger collectives, or collectives of unknown size"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +69,12 @@ class OutsideCalls:
     purpose: Purpose
     place: Place
     kind: str
-    """`CollectiveKind`, in lower case"""
+    """name of the `CollectiveKind`, in lower case"""
     num_calls: int
     num_bytes: int | None
-    """bytes of all calls; ``None`` if the trace does not show them, or for a barrier"""
+    """total bytes of all calls; ``None`` for a barrier, or if the trace does not show the size"""
     time_ns: int
-    """time during which at least one of these collectives runs, including waiting for other ranks"""
+    """time in which at least one of these collectives runs, including waiting for other ranks"""
     exposed_ns: int
 
     @property
@@ -227,7 +227,9 @@ def _that_carry(parameters: Sequence[Sequence[int]], sizes: list[int], gradient_
 
 
 _MOST_FURTHER = 2
-"""maximum number of further all-reduces, for example of a loss, if their sizes are unknown"""
+"""if sizes are unknown, all-reduces still match a module's parameters if there are at most this many more, for example
+one for a loss
+"""
 
 
 def busy_around(trace: Trace, rows: NDArray[np.int64]) -> Spans:

@@ -56,7 +56,7 @@ def _as_used(module: DdpModule, ranks: Sequence[DdpModule]) -> DdpModule:
 
 
 _MOST_NAMED = 5
-"""maximum number of parameters in a message"""
+"""maximum number of parameters that a message names"""
 
 
 def searches(module: DdpModule) -> bool:
@@ -161,18 +161,20 @@ def static_graph(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
 
 
 _MUCH_LESS = 0.25
-"""maximum ratio of the size of an embedding's sparse gradient to the size of its dense gradient"""
+"""an embedding is reported if its sparse gradient has at most this share of the size of its dense gradient"""
 _LARGE = 0.1
-"""minimum gain, as a fraction of the step, for which another optimizer is suggested"""
+"""another optimizer is suggested if the gain is at least this fraction of the step"""
 _INDEX_BYTES = 8
 _NUM_PASSES = 3
-"""number of passes over a dense gradient in the backward pass: set to zero, add the rows, copy into the bucket"""
+"""number of times that the backward pass reads or writes a whole dense gradient: to set it to zero, to add the rows,
+and to copy it into the bucket
+"""
 _BYTES_PER_NS = 5
-"""speed of such a pass"""
+"""speed of each of these passes over a gradient"""
 _GATHER_NS = 1_250_000
-"""usual time for the sparse gradient of one embedding, for which gloo needs three exchanges"""
+"""usual time in ns to reduce the sparse gradient of one embedding, for which gloo needs three exchanges"""
 _LONGEST_GATHER_NS = 5_000_000
-"""the same time if the ranks use all cores, so that gloo's threads wait for computation"""
+"""time in ns to reduce such a gradient if the ranks use all cores, so that gloo's threads wait until a core is free"""
 
 
 def dense_embedding_gradients(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:

@@ -45,10 +45,10 @@ from ddpprof.topics.script_code import longest_line
 from ddpprof.words import ranks_in_words
 
 _LEAST_PAUSE_NS = 50_000_000
-"""shortest pause that is shown; shorter pauses would be shown as 0.0 s"""
+"""pauses shorter than this are not shown, because they would be shown as 0.0 s"""
 _MEANS = "times are means over all steps, including evaluation and checkpoints"
 _WORTH_A_ROW = 0.02
-"""minimum difference between ranks' own times, as a share of the step, to report it"""
+"""the slowest rank is named if its own time exceeds the median own time of the other ranks by at least this fraction"""
 _ENDS = {
     "finished": "finished",
     "failed": "failed",
@@ -64,10 +64,10 @@ _SPECIAL = {
 }
 _SMALL_GROWTH = 0.02
 _LEAST_STEPS = 20
-"""minimum number of steps for a median"""
+"""minimum number of steps for a median step time"""
 _MOST_SLOWDOWNS = 10
 _NOTABLE = 0.01
-"""minimum time lost to a slowdown, as a share of the run, to show it on the first screen"""
+"""a slowdown is shown on the first screen if it costs at least this share of the run"""
 
 
 def whole_run_line(run: WholeRun | None) -> Iterator[Section]:
@@ -472,9 +472,11 @@ def _parts(stretch: Stretch) -> dict[str, int]:
 
 _LEAST_STRETCHES = 5
 _NEARLY_ALWAYS = 0.9
-"""minimum share of the pairs of stretches in which steps of the later stretch are longer"""
+"""steps count as growing if, in at least this share of all pairs of stretches, the later stretch has the longer
+steps
+"""
 _MUCH_LONGER = 1.2
-"""minimum ratio of the step at the end to the step at the start"""
+"""growing steps are reported if a step at the end takes at least this many times as long as a step at the start"""
 
 
 def uneven_work(run: WholeRun, view: View) -> Iterator[Finding]:
@@ -503,13 +505,13 @@ def uneven_work(run: WholeRun, view: View) -> Iterator[Finding]:
 
 
 _MUCH_UNEVEN = 0.1
-"""minimum share of the step"""
+"""uneven work is reported if it costs at least this share of the step"""
 _LITTLE_UNEVEN = 0.03
-"""minimum share of the step if inputs differ in size"""
+"""uneven work is already reported from this share of the step on if the ranks' inputs differ in size"""
 _LARGER_INPUTS = 0.05
-"""inputs differ in size if the largest input of a step exceeds the mean input by at least this fraction"""
+"""inputs differ in size if the largest input of a step is larger than the mean input by at least this fraction"""
 _MOST_IN_TURN = 0.8
-"""maximum share of the steps in which one rank is the slowest; above this share, the rank is a straggler"""
+"""if one rank is the slowest in more than this share of the steps, it is a straggler, and ranks do not take turns"""
 
 _CAPTURE = "To see what such a step does, profile it in the running job: ddpprof capture --when 'step>1.5x' RUN."
 _SPENDS = {
@@ -521,9 +523,9 @@ _SPENDS = {
 }
 
 _MUCH = 0.05
-"""minimum share of the run"""
+"""pauses and long steps are reported if they take at least this share of the run"""
 _MUCH_OF_CHANCE = 0.2
-"""minimum share of the run for long steps at irregular distances without a known reason, which other work may cause"""
+"""the same for long steps without a known reason at irregular distances, which other work on the machine may cause"""
 _FEW_PAUSES = 3
 _TITLES = {
     PauseKind.EVALUATION: "Evaluation takes",

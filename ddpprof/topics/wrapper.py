@@ -110,11 +110,11 @@ class BufferSyncs:
     """Buffer broadcasts in a typical step of one rank."""
 
     num_forwards: int
-    """number of forwards with gradients"""
+    """number of forward passes with gradients"""
     num_buffer_syncs: int
-    """number of forwards before which buffers are broadcast"""
+    """number of forward passes before which DDP broadcasts buffers"""
     modules_with_buffer_syncs: tuple[int, ...] | None
-    """indices of the DDP modules whose buffers are broadcast; ``None`` if unknown"""
+    """indices of the DDP modules whose buffers DDP broadcasts; ``None`` if unknown"""
 
 
 def measure_buffer_syncs(steps: Sequence[RecordedStep]) -> BufferSyncs:
@@ -238,7 +238,7 @@ BUFFER_SYNCS: Topic[BufferSyncs, BufferSyncs] = Topic(
     rank_type=BufferSyncs,
     of_ranks=lambda ranks: ranks[0],
 )
-"""broadcasts on the first rank; all ranks have the same broadcasts"""
+"""broadcasts of buffers on the first rank; they are the same on all ranks"""
 
 GRADIENT_COPIES: Topic[None, tuple[DdpModule, ...]] = Topic(
     "gradient_copies", rules=(gradient_copies,), of_run=lambda view: view.modules

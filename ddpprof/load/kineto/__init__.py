@@ -65,7 +65,7 @@ class Header:
     base_ns: int | None = None
     """offset to add to the events' times to get nanoseconds since 1970"""
     has_device: bool = False
-    """whether an accelerator was visible"""
+    """whether an accelerator was visible to the process"""
 
 
 def read_trace(path: Location, limits: Limits = DEFAULT_LIMITS, num_processes: int = 1) -> tuple[Header, Columns]:

@@ -59,17 +59,23 @@ from ddpprof.load.lenient_json import NeedsExactTimesError, as_int, integers, na
 from ddpprof.model import UNKNOWN, Int64Column
 
 _MERGE_ROWS = 100_000
-"""nested ops are first dropped at this number of rows, to save memory, and later at about 3 times the rows kept"""
+"""nested ops are dropped for the first time at this number of rows, and later whenever there are about 3 times the rows
+kept before; this saves memory
+"""
 
 _MOST_NAMES = 100_000
-"""maximum number of distinct names; each takes several hundred bytes; the names of steps are not counted"""
+"""maximum number of distinct names, not counting the names of steps; each name takes several hundred bytes"""
 _OTHERS = "(one of too many names)"
 
 _MOST_KEYS = 400_000
-"""maximum number of cached keys, because in a malicious trace every event may have a different name"""
+"""maximum number of cached keys; without a limit, a malicious trace with a different name in every event could fill the
+memory
+"""
 
 _UNNEEDED, _UNNEEDED_OP = -1, -2
-"""these replace the identity of an event that is not needed; the input shapes of such an op are kept for its kernels"""
+"""these values stand for an event that is not needed; if it is an op, its input shapes are kept for the kernels that it
+launches
+"""
 
 _MAX_DEVICE = 1 << 16
 _NULL = b"null"
@@ -82,7 +88,7 @@ class Collector:
         self.kept = Collected()
         self.num_events = 0
         self.has_shapes = False
-        """whether ops with input shapes have been seen"""
+        """whether any op so far had input shapes"""
         self._group = 0
         self._num_rows = self._num_merged = 0
         self._known_facts = IdentityColumns([])
@@ -95,7 +101,7 @@ class Collector:
         self._lanes = _Remembered(self._lane)
         self._device_numbers = _Remembered(_device_number)
         self._shapes = _Remembered(self._shape)
-        """index of each shape, by its text in the file"""
+        """text of a shape in the file → index of the shape"""
         self._launch_shapes = _Remembered(self._launch_shape)
         self._queues = _Remembered(self._may_queue_work)
         self._waits = _Remembered(waits_for_device)

@@ -24,7 +24,9 @@ from ddpprof.model.tables import rows_of
 IntColumn = NDArray[np.signedinteger[Any]]
 
 NAMED_LANE = -(1 << 62)
-"""temporary number of the first lane that has a non-numeric name; each further such lane gets the next lower number"""
+"""temporary number of the first lane with a non-numeric name; each further lane of this kind gets the next
+lower number
+"""
 
 _NARROW = [(dtype, np.iinfo(dtype)) for dtype in (np.int8, np.int16, np.int32)]
 _NOTHING: IntColumn = np.empty(0, np.int8)
@@ -45,9 +47,9 @@ class EventRows:
     detail: IntColumn
     launch_shape: IntColumn
     op: IntColumn
-    """ID of the op that launched a kernel, or 0"""
+    """ID of the op that launched the kernel, or 0"""
     group: IntColumn
-    """number of the group of batches that contains the event"""
+    """number of the group of batches from which the event was decoded"""
 
 
 @dataclass(slots=True)
@@ -110,27 +112,29 @@ class Collected:
 
     identities: list[Identity] = field(default_factory=list)
     named_lanes: dict[str, int] = field(default_factory=dict)
-    """temporary numbers of lanes with a non-numeric name, from `NAMED_LANE` down"""
+    """name of a lane with a non-numeric name → its temporary number, counted down from `NAMED_LANE`"""
     shapes: dict[bytes, int] = field(default_factory=dict)
-    """index of each shape, by its text without spaces"""
+    """text of a shape, without spaces → index of the shape"""
     details: list[CollectiveDetails] = field(default_factory=list)
     events: Chunks[EventRows] = field(default_factory=lambda: Chunks(EventRows))
     launches: Chunks[LaunchRows] = field(default_factory=lambda: Chunks(LaunchRows))
     ops_with_shapes: Chunks[OpShapeRows] = field(default_factory=lambda: Chunks(OpShapeRows))
     num_events: Counter[int] = field(default_factory=Counter)
-    """number of events per group; it has a key for every decoded group"""
+    """number of events in each group; contains every group that has been decoded"""
     num_launches: Counter[int] = field(default_factory=Counter)
-    """number of launches per group"""
+    """number of launch calls in each group"""
     devices: set[int] = field(default_factory=set)
     """devices that ran kernels"""
     calls_of_cuda: set[bool] = field(default_factory=set)
-    """for the calls that may queue work: True for CUDA and HIP functions, False for other functions"""
+    """True if there were CUDA or HIP calls that may queue work; False if there were such calls of other accelerators;
+    may contain both
+    """
     last_ns: int = -(1 << 63)
-    """latest end of an event, ignoring ops without any other role"""
+    """latest end of any event, except of ops without another role"""
     last_op_ns: int = -(1 << 63)
-    """latest end of an op without any other role, among the events before the first device work"""
+    """latest end of the ops without another role that precede the first device work"""
     window_end: tuple[int, int] | None = None
-    """group, and time in ns, of the event that marks the stop of the profiler"""
+    """event at which the profiler stopped: its group, and its time in ns"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,27 +151,27 @@ class Columns:
     device: IntColumn
     """index of the accelerator that ran the work, or `UNKNOWN`"""
     correlation: IntColumn
-    """correlation ID shared by device work and its launch, or 0"""
+    """correlation ID, which is the same in device work and in the call that launched it, or 0"""
     detail: IntColumn
     """index into ``details``, or `UNKNOWN`"""
     details: tuple[CollectiveDetails, ...]
     launch_shape: IntColumn
-    """grid and block of a kernel: index into ``shapes``, or `UNKNOWN`"""
+    """grid and block of the kernel: index into ``shapes``, or `UNKNOWN`"""
     input_shape: IntColumn
-    """shapes of the inputs of the op that launched a kernel: index into ``shapes``, or `UNKNOWN`"""
+    """input shapes of the op that launched the kernel: index into ``shapes``, or `UNKNOWN`"""
     shapes: tuple[str, ...]
     launches: LaunchRows
-    """host calls that queued the device work in these rows"""
+    """host calls that queued the device work in this table"""
     num_launches: int
-    """number of launch calls, including calls that queued other work or no work"""
+    """number of launch calls, including calls that queued no work, or work that is not in this table"""
     has_cuda: bool
-    """False if the trace has launch calls, but no CUDA or HIP launches"""
+    """False if the trace has launch calls, but none of CUDA or HIP"""
     last_ns: int
-    """latest end of an event, in ns"""
+    """latest end of any event, in ns"""
     window_end_ns: int | None
-    """time at which the profiler stopped"""
+    """time at which the profiler stopped, if the trace shows it"""
     num_devices: int
-    """number of accelerators that ran kernels, as far as the events name an accelerator"""
+    """number of different accelerators named by kernels in the trace"""
     num_events: int
 
 
@@ -355,9 +359,9 @@ def _is_in(distinct: IntColumn, column: IntColumn) -> NDArray[np.bool_]:
 Rows = NDArray[np.int64]
 
 _MOST_VALUES = 1 << 22
-"""maximum range of a column's values for which a lookup table is used"""
+"""a lookup table is used only if the values of the column span at most this range"""
 _MOST_POSITIONS = 20_000
-"""positions in a step from this number on are treated as the same position"""
+"""positions in a step are limited to this number, so that all later ops count as the same position"""
 
 
 class TraceRows:
@@ -373,7 +377,7 @@ class TraceRows:
         self.window_end_ns, self.num_devices = columns.window_end_ns, columns.num_devices
         self.num_launches, self.has_cuda = columns.num_launches, columns.has_cuda
         self.names: dict[str, int] = {}
-        """index of each name"""
+        """name → index"""
         self.kernels: dict[Kernel, int] = {}
         self.groups: dict[ProcessGroup, int] = {}
         self.launch_shape, self.input_shape, self.shapes = columns.launch_shape, columns.input_shape, columns.shapes

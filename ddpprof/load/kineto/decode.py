@@ -45,12 +45,12 @@ from ddpprof.load.lenient_json import NeedsExactTimesError, Text, TimeOutOfRange
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BLANKS = b" \t\r\n"
 _NO_MORE = 1 << 62
-"""value of `next_group` that stops all processes from taking further groups"""
+"""value of `next_group` at which no process takes another group"""
 _CLOSING_EVENT = b'{"ph":"s"}]'
 _ARRAY_START = re.compile(rb'"traceEvents"\s*:\s*\[')
 
 Batch = Sequence[bytes | bytearray | memoryview]
-"""A JSON array of events, in pieces. The last event is a dummy, which is needed because a comma precedes it."""
+"""A JSON array of events, in pieces. A comma follows the last real event, so a dummy event is added at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +58,17 @@ class Division:
     """Sizes that determine how a file is divided into batches and groups, and among processes."""
 
     batch_bytes: int = 1_000_000
-    """size of a batch; larger batches do not fit into the CPU cache and are slower"""
+    """size of a batch; larger batches would not fit into the CPU cache and would be slower"""
     batches_per_group: int = 4
-    """number of batches in a group, which is decoded by one process"""
+    """number of batches in a group; each group is decoded by one process"""
     first_groups: int = 8
-    """number of groups that the main process decodes first to determine the file's traits"""
+    """number of groups that the main process decodes before all others, to determine the file's traits"""
     worth_sharing_bytes: int = 100_000_000
-    """minimum size for starting helpers; a smaller file is decoded before a helper would be ready"""
+    """helpers are started only for files of at least this size; a smaller file would be decoded before a helper is
+    ready
+    """
     bytes_per_helper: int = 400_000_000
-    """size of JSON per helper, which takes about 20 MB of memory"""
+    """one helper is started for each of this many bytes of JSON; a helper takes about 20 MB of memory"""
 
 
 class OddLayoutError(Exception):
@@ -101,7 +103,7 @@ class Batches:
     def __init__(self, stream: Stream, begin: bytes, limits: Limits, batch_bytes: int) -> None:
         self.num_done = 0
         self.rest = bytearray()
-        """text after the last batch; once all batches are done, it extends to the end of the file"""
+        """text after the last batch so far; after all batches, the rest of the file"""
         self._stream, self._begin, self._limits, self._batch_bytes = stream, begin, limits, batch_bytes
 
     def __iter__(self) -> Iterator[Batch]:
@@ -132,7 +134,7 @@ class FileTraits:
     """Traits of a file that determine how its events are decoded."""
 
     is_exact: bool = False
-    """whether the times are too large for float64"""
+    """whether times must be decoded exactly, because they are too large for float64"""
     has_shapes: bool = False
     """whether the ops have input shapes"""
 
@@ -148,7 +150,7 @@ class EventReader:
         self.collector = Collector()
         self._limits, self._division = limits, division
         self._known = known
-        """traits found in the first groups"""
+        """traits found in the first groups; ``None`` while these groups are decoded"""
         self._is_exact = False
 
     def add_batches(self, batches: Batches, is_mine: Callable[[int], bool]) -> None:
@@ -211,7 +213,7 @@ class HelperLostError(Exception):
 @dataclass(frozen=True, slots=True)
 class _Failure:
     batch: int
-    """number of the batch in the file"""
+    """number of the batch that could not be decoded, counted from the start of the file"""
     error: Exception
 
 
@@ -221,7 +223,7 @@ class _Outcome:
 
     collected: Collected
     num_batches: int
-    """number of batches that the helper found in the file"""
+    """number of batches in the file, as counted by the helper"""
     failure: _Failure | None
 
 

@@ -33,7 +33,7 @@ class Arguments(msgspec.Struct, gc=False):
     stream: Any = None
     device: Any = None
     in_device: Any = msgspec.field(default=None, name="inDevice")
-    """device of a copy between devices"""
+    """device that performs the copy, if the event is a copy between devices"""
     collective: Any = msgspec.field(default=None, name="Collective name")
     num_elements: Any = msgspec.field(default=None, name="In msg nelems")
     num_elements_out: Any = msgspec.field(default=None, name="Out msg nelems")
@@ -181,7 +181,7 @@ def _believable(num_bytes: int) -> int:
 
 
 _MOST_BYTES = 1 << 53
-"""upper limit of a message size, so that sums over collectives stay within int64"""
+"""larger message sizes count as unknown, so that sums over collectives stay within int64"""
 
 
 def _is_shape(shape: object) -> bool:
@@ -277,7 +277,7 @@ class _AnyExactEvent(msgspec.Struct, gc=False):
 
 
 Entries = list[Any]
-"""a list of `Span` or `ExactSpan`, `Moment`, and other events, which are ignored"""
+"""list of `Span` or `ExactSpan`, of `Moment`, and of other events, which are ignored"""
 
 
 def _of_phases(base: type[msgspec.Struct], phases: str) -> list[type[msgspec.Struct]]:
@@ -350,11 +350,11 @@ _HOST_FAMILIES = (Family.OP, Family.ANNOTATION)
 _KEPT = [(category, which) for category, which in _FAMILIES.items() if which in KEPT_FAMILIES]
 
 _ROUNDING_US = 0.01
-"""upper bound of the rounding error of float64 times"""
+"""upper bound of the rounding error of times stored as float64, in µs"""
 
 _SHAPES = b'"Input Dims"'
 _LOOKED_AT, _MANY = 8, 1000
-"""if there are more than 1000 events, only every eighth event is checked for shapes"""
+"""if there are more than `_MANY` events, only every `_LOOKED_AT`-th event is checked for shapes"""
 
 
 class NeededEvents:
@@ -368,7 +368,9 @@ class NeededEvents:
         self.launches: list[AnySpan] = []
         self.ops: list[AnySpan] = []
         self.op_ids: list[int] = []
-        """identities of `ops`: all host ops, if shapes are recorded; empty otherwise"""
+        """index of the identity of each op in `ops`; `ops` has all host ops if shapes are recorded, and is empty
+        otherwise
+        """
         self.window_end: msgspec.Raw | None = None
 
     def of_family(self, which: Family) -> tuple[list[AnySpan], list[int]]:

@@ -36,7 +36,7 @@ def _note_after(popen, name):
 
 
 _MOST = 256
-"""maximum number of recorded failures, because a script may start a failing program repeatedly"""
+"""maximum number of failures that are recorded; a script may start a failing program again and again"""
 _noted = []
 
 

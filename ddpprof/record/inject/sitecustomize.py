@@ -16,7 +16,9 @@ _TARGETS = {
     "multiprocessing.popen_fork": ("_ddpprof_ends", "install_multiprocessing"),
     "subprocess": ("_ddpprof_ends", "install_subprocess"),
 }
-"""module of torch, Lightning or Python → module and function to call after it has been imported"""
+"""module of PyTorch, Lightning or Python → module and name of the function that is called after the module has been
+imported
+"""
 
 
 class _PatchOnImport(importlib.abc.MetaPathFinder):

@@ -22,7 +22,9 @@ from ddpprof.render.glossary import TERMS, Term
 from ddpprof.version import __version__
 
 _FACTORY, _FACTORY_AT_ONCE = "this, () => {", "this, (() => {"
-"""code around plotly's source: browsers compile a parenthesized function eagerly, instead of parsing its 5 MB twice"""
+"""code around plotly's source, and its replacement: browsers compile a parenthesized function at once, instead of
+parsing its 5 MB twice
+"""
 
 _SCRIPTS = ("page.js", "charts.js", "timeline.js", "address.js", "start.js")
 
@@ -41,10 +43,10 @@ class PagePart:
 class Page:
     title: str
     head: str
-    """HTML below the title"""
+    """HTML between the title and the first part of the page"""
     parts: Sequence[PagePart]
     data: Mapping[str, bytes] = field(default_factory=dict)
-    """name in scripts → JSON data"""
+    """name by which scripts find the data → JSON data"""
 
 
 def render_page(page: Page) -> str:
@@ -99,11 +101,11 @@ def plotly_source() -> str:
 
 
 _LARGE = 20_000
-"""size of JSON in bytes above which it is compressed"""
+"""JSON of more than this many bytes is compressed"""
 _NO_MARKUP = str.maketrans("&<>", ":,.")
-"""replacements of base-85 characters that have a meaning in HTML; `bytes` in page.js reverses them"""
+"""replaces the base-85 characters that have a meaning in HTML; `bytes` in page.js restores them"""
 _MARKUP = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
-"""JSON escapes of characters that could end the element or a line"""
+"""JSON escapes of characters that could end the HTML element or a line"""
 
 
 def data_element(name: str, content: bytes) -> str:

@@ -43,7 +43,7 @@ from ddpprof.topics.overlap_slowdown import SlowedKernel
 from ddpprof.topics.steps.view import of_device, parts_of_ranks, typical_step
 
 _BAR, _AROUND = 30, 66
-"""height of a bar, and of everything around the bars, in pixels"""
+"""height of one bar, and height of everything else in the chart, in pixels"""
 
 ROLES = {
     "forward": "forward",
@@ -54,7 +54,7 @@ ROLES = {
     "data, other": "other",
     "idle": "idle",
 }
-"""part of a step → role"""
+"""part of a step → role, which determines the color"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,12 @@ class Chart:
     traces: Sequence[dict[str, Any]]
     layout: dict[str, Any]
     height: int
-    """height, px"""
+    """height in pixels"""
     note: str = ""
     kind: str = "figure"
-    """how the page's scripts use the chart, apart from drawing it"""
+    """what the page's scripts do with the chart besides drawing it"""
     has_table: bool = False
-    """whether a table follows under the same title"""
+    """whether the page also has a table under the same title"""
 
 
 def chart_html(chart: Chart, name: str, level: int = 3) -> str:
@@ -158,7 +158,9 @@ def bucket_label(module: int, index: int, num_bytes: int | None) -> str:
 _MAX_BUCKETS, _MAX_KERNELS = 40, 15
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "pentagon")
 _STAGES = (("held back", "held"), ("queued", "queued"), ("all-reduce", "comm"))
-"""name and role of each stage: ready to launched, launched to started, started to finished"""
+"""name and role of each stage of a bucket: from ready to launched, from launched to started, from started to
+finished
+"""
 _STAGES_ON_CPU = (
     "held back: from ready to launched, because buckets are launched in index order; queued: from launched to "
     "started; all-reduce: from started to finished"
@@ -300,11 +302,11 @@ def _about(name: str, row: CollectiveSummary, value: float, unit: str) -> str:
 
 
 _SEEN = 0.01
-"""minimum visible length, as a fraction of the longest bar"""
+"""a bar is shown if it has at least this fraction of the length of the longest bar"""
 
 
 _WORTH_A_CHART = 0.001
-"""minimum lost time of all kernels together for a chart, as a share of the step"""
+"""the chart is shown if all kernels together lose at least this share of the step"""
 
 
 def slowdown_chart(report: Report) -> Iterable[Chart | Line]:

@@ -43,7 +43,7 @@ _CHARTS: Mapping[str, Callable[[Report], Iterable[Block]]] = {
     "slowdown": slowdown_chart,
     "whole-run": whole_run_chart,
 }
-"""topic → charts that are placed before the topic's other blocks"""
+"""topic → function that makes the charts at the beginning of the topic"""
 
 _NO_TIMELINE = "There is no timeline, because this page was made from a JSON report. A timeline needs the run itself."
 
@@ -196,7 +196,7 @@ def _timeline_json(report: Report, timeline: Timeline) -> bytes | None:
 
 
 _MAX_TIMELINES = 4
-"""maximum number of ranks in the timeline when the page is opened"""
+"""maximum number of ranks that the timeline shows when the page is opened"""
 
 COLUMNS: Mapping[str, Callable[[StepReport], int | None]] = {
     "compute": lambda step: step.compute_ns,
@@ -205,7 +205,7 @@ COLUMNS: Mapping[str, Callable[[StepReport], int | None]] = {
     "exposed": lambda step: step.exposed_ns,
     "trailing": lambda step: step.trailing_ns,
 }
-"""name → measure of a step that the page shows in addition to the step's parts"""
+"""name → measure of a step; the page shows these measures in addition to the parts of the step"""
 
 
 def steps_data(report: Report) -> dict[str, Any] | None:

@@ -64,7 +64,7 @@ _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
 _NUM_SERIES = 6
 _STEP_ROLES = {"forward": "forward", "backward": "backward", "slowed": "held", "exposed": "exposed", "rest": "other"}
 _LOSS_ROLES = ("series-0", "exposed", "series-3", "held", "series-2", "idle")
-"""roles of the parts of lost time, in the order of `PARTS`"""
+"""roles of the parts of lost time, in the order of `PARTS`; roles determine colors"""
 
 
 def comparison_charts(comparison: Comparison) -> Iterable[Chart]:

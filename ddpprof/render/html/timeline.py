@@ -18,16 +18,16 @@ from ddpprof.render.html.charts import bucket_label
 from ddpprof.topics.steps.timeline import BucketSpan, RankTimeline, StepTimeline, Timeline
 
 MAX_SPANS = 60_000
-"""maximum number of spans of the step shown first, and of all other steps together"""
+"""maximum number of spans in the step that is shown first, and in all other steps together"""
 
 _MOST_KEPT = 8 * MAX_SPANS
-"""if more spans than this are in memory, spans that are too narrow to be visible are merged"""
+"""if there are more spans than this in memory, spans that are too narrow to be visible are merged"""
 
 KINDS = (
     "forward", "backward", "exposed", "optimizer", "data", "other", "copy", "idle",
     "held", "queued", "comm", "trailing",
 )  # fmt: skip
-"""kinds of spans; the first eight are the parts of the step, in order"""
+"""kinds of spans; the first eight are the parts of the step, in the order of `Breakdown`"""
 
 _KIND_OF_PART = {"exposed_comm": "exposed"}
 _OF_PHASE = {
@@ -225,7 +225,7 @@ class SpanColumns:
     start_ns: _Column
     end_ns: _Column
     busy_ns: _Column
-    """total length of the merged spans"""
+    """total length of the original spans that were merged into this span"""
     count: _Column
     kind: _Column
     name: _Column

@@ -18,7 +18,7 @@ class Topic:
     """Sections about one topic of the report."""
 
     name: str
-    """lower-case name, used in links and for ``--section``"""
+    """name in lower case, used in links and for ``--section``"""
     title: str
     sections: tuple[Section, ...]
 
@@ -34,7 +34,7 @@ _TOPICS: Sequence[tuple[str, str, tuple[Chapter | Callable[[Report], Iterable[Se
     ("cost", "Overhead of DDP and of the recording", ("cost", "recording")),
     ("findings", "What to change", (finding_list, "findings")),
 )
-"""name, title and contents of each topic; contents are chapters of topics, or functions of the report"""
+"""name, title and contents of each topic; each of the contents is a chapter or a function of the report"""
 
 
 def topics(report: Report) -> tuple[Topic, ...]:

@@ -107,7 +107,7 @@ def _at_best(report: OverheadReport) -> Iterable[Section]:
 
 
 _VAGUE = 0.1
-"""width of the interval above which a ratio is inconclusive"""
+"""a ratio is inconclusive if its interval is wider than this"""
 
 
 def interval(ratio: Ratio) -> str:
@@ -177,7 +177,7 @@ PARTS = (
 
 
 _PERFECT = 1.005
-"""efficiency above which the note on more than 100 % is shown"""
+"""a note explains an efficiency of more than 100 % if the efficiency is above this value"""
 
 
 def _is_it_normal(point: ScalePoint) -> str:
@@ -439,11 +439,15 @@ def _nothing(report: TuneReport) -> str:
 
 
 _CERTAIN = 0.9
-"""to report that no setting is faster, the intervals must exclude this ratio to the step time of the unchanged job"""
+"""ddpprof reports that no setting is faster only if the intervals exclude step times of this fraction of the unchanged
+job's step time
+"""
 _STEADY = 1.1
-"""a machine counts as steady up to this ratio of the slowest to the fastest start"""
+"""step times are said to vary if the slowest start of a setting took more than this many times as long as the
+fastest
+"""
 _ENOUGH = 10
-"""minimum number of rounds to recommend"""
+"""smallest number of rounds that a message recommends"""
 
 
 def _predicted(tried: TriedSetting) -> str:

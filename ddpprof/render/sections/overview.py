@@ -363,7 +363,7 @@ def _larger_cost(
 
 _OUTSIDE = "computation outside DDP's passes and the optimizer, for example of another model"
 _WORTH_NAMING = 0.05
-"""minimum share of the step"""
+"""the largest cost is named only if it takes at least this share of the step"""
 
 
 def _left_out(report: Report, num_usual: int) -> str:
@@ -423,7 +423,7 @@ MAX_RANKS = 4
 _MOST_FINDINGS = 3
 _MOST_REMARKS = 6
 _MOST_LINES = 3
-"""maximum number of modules, and of notes"""
+"""maximum number of lines about modules, and of lines with notes"""
 _LONGEST_COMMAND = 60
 _LONGEST_LINE = 400
 

@@ -38,8 +38,9 @@ Rows = Sequence[BucketRow]
 """gradient buckets of all DDP modules"""
 
 _CUT = 0.8
-"""a smaller cap is advised only if it reduces the size of the bucket to this share or less; a bucket with a single
-large parameter cannot become smaller"""
+"""a smaller cap is advised only if the bucket then has at most this share of its size; a bucket with a single large
+parameter cannot become smaller
+"""
 
 _NEARLY_ALL = 0.6
 """a bucket with at least this share of all gradient bytes determines when communication starts and ends"""
@@ -196,7 +197,7 @@ def _fewer_bytes(view: View, module: DdpModule) -> tuple[str, Predicted | None]:
 
 
 _HALVED = ("float32", "float64", None)
-"""gradient dtypes that a hook can compress; ``None`` stands for an unknown dtype"""
+"""gradient dtypes that a comm hook can compress; ``None`` stands for an unknown dtype"""
 
 
 def buckets_too_large(rows: Rows, view: View) -> Iterator[Finding]:

@@ -51,19 +51,19 @@ class BucketStep:
     module: int
     index: int
     origin_ns: int
-    """end of the DDP forward, in ns since 1970"""
+    """end of the DDP forward pass, in ns since 1970"""
     first_ready_ns: int | None = None
-    """time at which its first gradient was accumulated"""
+    """time at which the first gradient of the bucket was accumulated"""
     ready_ns: int | None = None
     launched_ns: int | None = None
     started_ns: int | None = None
     finished_ns: int | None = None
     last_parameter: int | None = None
-    """reducer index of the parameter with the last accumulated gradient"""
+    """reducer index of the parameter whose gradient was accumulated last in the bucket"""
     previous_ready_ns: int | None = None
-    """time at which its second-to-last gradient was accumulated"""
+    """time at which the second-to-last gradient of the bucket was accumulated"""
     pass_index: int = 0
-    """index of the backward pass among the step's synchronized passes through the module"""
+    """index of the backward pass among the step's synchronized backward passes through the module"""
 
 
 def measure_buckets(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace | None) -> tuple[BucketStep, ...]:
@@ -179,10 +179,10 @@ def _expected(modules: Sequence[DdpModule], step: RecordedStep) -> list[tuple[in
 
 
 SMALL_BYTES = 64 * 1024
-"""largest size at which latency dominates the cost of a collective; a collective this small is probably a metric"""
+"""up to this size, the time of a collective is mostly latency; a collective this small probably carries a metric"""
 
 _OF_32_BIT_INTEGERS = re.compile(r"_(?:u?int|[iu])32(?:_t)?(?![a-z0-9])", re.IGNORECASE)
-"""ncclKernel_AllReduce_RING_LL_Sum_int32_t(…), ncclDevKernel_AllReduce_Sum_u32_RING_LL(…)"""
+"""matches kernels such as ncclKernel_AllReduce_RING_LL_Sum_int32_t(…) and ncclDevKernel_AllReduce_Sum_u32_RING_LL(…)"""
 _OF_TORCH = (Mark.FORWARD, Mark.BUCKET_COPY_IN, Mark.BUCKET_COPY_OUT, Mark.DATA_PARALLEL, Mark.SHARDED)
 _OF_SHARDS = (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER)
 
@@ -272,10 +272,12 @@ class BucketRow:
         int | None, Number(("time between the second-to-last gradient and the last gradient"), HOST)
     ]
     late_rank: Annotated[int | None, Number("rank that launched last in most steps")]
-    """``None`` with one rank, or if the ranks are on several hosts"""
+    """``None`` if there is only one rank, or if the ranks are on several hosts, whose clocks differ"""
     late_by_ns: Annotated[int | None, Number("time from the first to the last rank's launch", HOST)]
     num_passes: Annotated[int, Number("number of times the bucket is sent per step")] = 1
-    """median number of synchronized backward passes through the module per step; each pass sends every bucket"""
+    """median number of synchronized backward passes through the module per step; every bucket is sent once in
+    each pass
+    """
 
 
 def summarize_buckets(

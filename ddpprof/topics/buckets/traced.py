@@ -41,7 +41,7 @@ class TracedBuckets:
     notes: tuple[str, ...]
     """notes for the report, for example about excluded steps"""
     ranks: Mapping[int, tuple[BucketStep, ...]] = field(default_factory=dict)
-    """rank → its buckets, without excluded steps"""
+    """rank → its buckets in all steps that were not excluded"""
 
 
 NO_BUCKETS = TracedBuckets((), ())
@@ -54,24 +54,26 @@ class TracedPass:
     step: int
     """index into the steps of the rank's trace"""
     number: int
-    """step number"""
+    """number of the step"""
     index: int
-    """index of the pass in the step"""
+    """index of the backward pass in the step"""
     sizes: _Sizes
-    """bytes of each all-reduce, or `UNKNOWN`"""
+    """size of each all-reduce in bytes, or `UNKNOWN`"""
     origin_ns: int
     times_ns: tuple[tuple[int | None, int, int], ...]
-    """launch (if known), start and end of each all-reduce, relative to `origin_ns`"""
+    """launch time (``None`` if unknown), start and end of each all-reduce, relative to `origin_ns`"""
     spans_forwards: bool
-    """True if a DDP forward ended between the first and the last launch of the pass"""
+    """True if a DDP forward pass ended between the first and the last launch of the backward pass"""
     step_start_ns: int
-    """start of the pass's part of the step, relative to `origin_ns`: end of the previous pass, or start of the step"""
+    """start of the part of the step that belongs to this pass: end of the previous pass, or start of the step; relative
+    to `origin_ns`
+    """
     step_end_ns: int
-    """end of the pass's part of the step, relative to `origin_ns`"""
+    """end of the part of the step that belongs to this pass, relative to `origin_ns`"""
     backward_end_ns: int | None
-    """end of the pass's last backward computation, relative to `origin_ns`"""
+    """end of the last computation in the pass, relative to `origin_ns`"""
     backward_start_ns: int = 0
-    """start of the backward pass, or of its first computation on an accelerator, relative to `origin_ns`"""
+    """start of the pass or, on an accelerator, of the first computation in it, relative to `origin_ns`"""
     is_whole: bool = True
     """False if the trace starts or ends in the middle of the step"""
 
@@ -129,7 +131,7 @@ class RankBuckets:
     steps: tuple[BucketStep, ...]
     """buckets in each recorded step, according to ddpprof's record"""
     passes: TracedPasses | None
-    """``None`` without a trace"""
+    """gradient all-reduces in the rank's trace; ``None`` without a trace"""
 
 
 def buckets_of_rank(rank: Rank, _steps: Sequence[int], modules: Sequence[DdpModule]) -> RankBuckets:

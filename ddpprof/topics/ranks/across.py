@@ -50,13 +50,13 @@ from ddpprof.topics.ranks.stragglers import (
 from ddpprof.topics.steps.overlap import spans_of
 
 RecordedSteps = Callable[[Sequence[int]], Mapping[int, Sequence[RecordedStep]]]
-"""function that loads the recorded steps of ranks, except baseline steps"""
+"""function that loads the recorded steps of the given ranks, without baseline steps"""
 
 _MOST_OTHERS = 63
-"""maximum number of ranks with which a straggler's gradients are compared"""
+"""maximum number of ranks whose gradients are compared with a straggler's gradients"""
 _MOST_GRADIENTS = 3
 _MOSTLY = 0.8
-"""a rank is mentioned if it arrives last in at least this share of the collectives"""
+"""a rank is mentioned if it is the last to arrive at this share of the collectives or more"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ class TracedCollectives:
     """The collectives in one rank's trace."""
 
     collectives: RankCollectives
-    """collectives of training steps"""
+    """collectives of the training steps"""
     message_bytes: Mapping[int, int]
-    """row of ``collectives`` → bytes, for gradient all-reduces with sizes known to the recorder"""
+    """row of ``collectives`` → size in bytes; only for gradient all-reduces whose size the recorder knows"""
     exposed: Spans
     """spans of communication without concurrent computation"""
 
@@ -133,7 +133,7 @@ class AcrossRanks:
     waiting: Annotated[tuple[RankWaiting, ...], DEVICE]
     collectives: Annotated[tuple[CollectiveSummary, ...], DEVICE]
     stragglers: Stragglers | None
-    """``None`` if there are too few ranks or steps"""
+    """stragglers found in the recorded steps; ``None`` if there are too few ranks or steps"""
     late_gradients: Annotated[tuple[LateGradients, ...], HOST]
 
 

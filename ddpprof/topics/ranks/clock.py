@@ -39,14 +39,18 @@ ALL_DEPEND_ON_ALL = (
 )
 
 _MOST_POINTS = 64
-"""maximum number of points for fitting the drift; more collectives are merged into medians"""
+"""maximum number of points to which the drift is fitted; if there are more collectives, groups of them are replaced by
+their median
+"""
 _FEWEST_POINTS = 8
 _LARGEST_DRIFT = 500e-6
-"""largest drift rate that Linux allows for a clock"""
+"""largest drift rate that Linux allows for a clock: 500 ppm"""
 _ON_ONE_HOST_NS = 100_000
-"""maximum error between ranks of one host; their profilers agree within 30 µs according to the recorder's timestamps"""
+"""largest possible error between ranks of one host, in ns; according to the recorder's timestamps, their profilers
+agree within 30 µs
+"""
 _SIGNIFICANT = 2.576
-"""number of standard deviations that covers 99 % of a normal distribution"""
+"""99 % of a normal distribution lies within this many standard deviations of the mean"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +61,15 @@ class RankClock:
     """time by which the rank's clock is ahead of the reference, at ``CommonClock.at_ns``"""
     drift_ppm: float
     bound_ns: int | None
-    """maximum error of the offset; ``None`` if the collectives contradict each other because one collective was
-    misidentified, or the clock jumped"""
+    """maximum error of the offset; ``None`` if collectives contradict each other, because one was misidentified or the
+    clock jumped
+    """
     num_collectives: int
-    """number of collectives shared by this rank and the reference"""
+    """number of collectives that both this rank and the reference took part in"""
     noise_ns: int | None = None
-    """three standard errors of the offset, from the spread of the collectives' ends; usually far below the bound"""
+    """three standard errors of the offset, from the spread of the collectives' ends; usually much smaller than
+    `bound_ns`
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +77,12 @@ class HostClock:
     host: str
     num_ranks: int
     offset_ns: int | None
-    """``None`` if the clocks of the host's ranks differ by more than their noise"""
+    """offset of the host's clock; ``None`` if the clocks of the host's ranks differ by more than their noise"""
     drift_ppm: float | None
     bound_ns: int | None
-    """largest bound of the host's ranks"""
+    """largest `bound_ns` of the host's ranks"""
     noise_ns: int | None = None
-    """largest noise of the host's ranks"""
+    """largest `noise_ns` of the host's ranks"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +92,9 @@ class CommonClock:
     at_ns: int
     """time on the reference's clock to which the offsets refer"""
     ranks: tuple[RankClock, ...]
-    """clocks in order of rank, starting with the reference; ranks that share no collective with it are excluded"""
+    """clocks in order of rank, except that the reference comes first; ranks that share no collective with the reference
+    are left out
+    """
     hosts: tuple[HostClock, ...]
 
     def find(self, rank: int) -> RankClock | None:
@@ -133,7 +142,7 @@ def find_common_clock(ranks: Sequence[RankCollectives], matched: MatchedCollecti
 @dataclass(frozen=True, slots=True)
 class _Line:
     offset_ns: int
-    """offset at `at_ns`"""
+    """offset of the clock at `CommonClock.at_ns`"""
     drift: float
 
     def at(self, since_ns: float) -> float:
@@ -148,11 +157,11 @@ class _Pair:
     """The collectives that a rank shares with the reference."""
 
     since: NDArray[np.float64]
-    """time from `at_ns` to the end on the reference, in ns"""
+    """for each collective: time from `CommonClock.at_ns` to its end on the reference, in ns"""
     difference: Int64Column
-    """end on the rank - end on the reference"""
+    """for each collective: its end on the rank minus its end on the reference, in ns"""
     lowest: Int64Column
-    """lower limit of the offset"""
+    """for each collective: smallest offset that is possible"""
     highest: Int64Column
 
     def line(self) -> _Line:

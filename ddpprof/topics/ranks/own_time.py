@@ -52,10 +52,14 @@ class StepProgress:
 
     step: int
     is_traced: bool
-    """True if measured from a trace; parts from the light recorder are slightly different and not comparable"""
+    """True if the times are from a trace, False if from the light recorder, whose parts are slightly different and
+    cannot be compared with those of a trace
+    """
     step_ns: int
     arrival_ns: int
-    """time at which all gradients of the step are ready, on the rank's clock; since 1970 if the trace has its epoch"""
+    """time at which all gradients of the step are ready, on the rank's clock; in ns since 1970 if the trace has its
+    epoch
+    """
     data_ns: int
     forward_ns: int
     backward_ns: int
@@ -288,11 +292,11 @@ class Arrivals:
 
     ranks: tuple[int, ...]
     waiting_ns: Int64Column
-    """[n, num_ranks], or `UNKNOWN` if the rank does not have the collective"""
+    """[n, num_ranks]: waiting time, or `UNKNOWN` if the rank does not have the collective"""
     start_ns: Int64Column
-    """[n, num_ranks], on each rank's own clock; 0 if the rank does not have the collective"""
+    """[n, num_ranks]: start on the rank's own clock; 0 if the rank does not have the collective"""
     last_rank: NDArray[np.int32] | None
-    """[n], or `UNKNOWN` if several ranks arrived last; ``None`` without a common clock of all ranks"""
+    """[n]: rank that arrived last, or `UNKNOWN` if several ranks did; ``None`` if the ranks have no common clock"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,11 +306,11 @@ class RankWaiting:
     rank: int
     num_collectives: Annotated[int, Number("number of collectives matched with other ranks")]
     num_last: Annotated[int | None, Number("number of matched collectives in which the rank arrived last")]
-    """``None`` without a common clock"""
+    """``None`` if the ranks have no common clock"""
     median_waiting_ns: int
     """median waiting time in one collective"""
     waiting_per_step_ns: Annotated[int | None, Number("time spent waiting for other ranks per step, median")]
-    """waiting time per step, with concurrent collectives counted once; median over steps; ``None`` without steps"""
+    """median over steps, with the waiting time of concurrent collectives counted once; ``None`` without steps"""
     total_waiting_ns: int
     exposed_waiting_ns: Annotated[int | None, Number("mean waiting time per step without computation")] = None
 

@@ -22,19 +22,19 @@ class Lateness:
 
     stragglers: tuple[Straggler, ...] = ()
     steps_tell_stragglers: bool = False
-    """True if enough steps were recorded to find stragglers"""
+    """True if enough steps were recorded to find stragglers in these steps"""
     late_gradients: Mapping[int, tuple[LateGradient, ...]] = field(default_factory=dict)
-    """rank → the gradients at which it falls behind in its backward pass"""
+    """rank → the gradients that become ready late in its backward pass"""
     own_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """rank → median own time per step, in each of ten equal parts of the whole run"""
     mean_own_ns: Mapping[int, int] = field(default_factory=dict)
-    """rank → mean own time per step over the whole run, which includes evaluations and checkpoints"""
+    """rank → mean own time per step over the whole run, including evaluations and checkpoints"""
     busy_shares: Mapping[int, float] = field(default_factory=dict)
-    """rank → share of the whole run in which its threads ran or waited for a core"""
+    """rank → time for which its threads ran or waited for a core, as a share of the whole run"""
     watched_ns: int = 0
-    """duration of the whole run, which `own_ns` covers"""
+    """duration of the whole run, for which `own_ns` is known"""
     watched_steps: int = 0
-    """number of steps of the whole run"""
+    """number of steps in the whole run"""
 
 
 def straggler(lateness: Lateness, view: View) -> Iterator[Finding]:
@@ -144,19 +144,21 @@ def _is_slower_throughout(lateness: Lateness, slowest: int, next_slowest: int) -
 _WORTH_NAMING = 0.25
 """a line of the script is named if it explains at least this share of the lateness"""
 _CHANCE = 0.01
-"""significance level of the test, divided by the number of ranks"""
+"""significance level for the test whether a rank is late; it is divided by the number of ranks"""
 _FEW_STRETCHES = 5
-"""minimum number of parts of the run"""
+"""the test needs own times for at least this many parts of the whole run"""
 _LATE_IN_WHOLE_RUN = 0.05
-"""minimum lateness, as a share of the rank's own time, if only the whole run shows that the rank is late"""
+"""if only the whole run shows that a rank is late, its lateness is reported from this share of its own time on"""
 _STEPS_OF_WHOLE_RUN = 10
-"""minimum number of steps of the whole run"""
+"""a rank is called late because of the whole run only if the run has at least this many steps"""
 _LONGER_THAN_OTHER_WORK_NS = 10_000_000_000
-"""minimum duration, in ns; in a shorter recording, other work on the cores may make a rank late in every step"""
+"""lateness over a shorter time, in ns, may be due to other work on the cores, which can make a rank late in
+every step
+"""
 _BY_OTHER_WORK = 5
-"""maximum factor by which other work on its cores slows a rank"""
+"""other work on its cores does not slow a rank by more than this factor"""
 _TIME_SLICES_NS = 10_000_000
-"""maximum time for which a rank with little work waits for a core, in ns per step"""
+"""other work on its cores does not make a rank with little work wait for longer than this, in ns per step"""
 
 
 def _is_out_of_proportion(lateness: Lateness, view: View) -> bool:
@@ -219,9 +221,11 @@ def _advice(view: View, part: OwnTimePart | None, *, sleeps: bool) -> str:
 
 _NEARLY_ALL = 0.9
 _SLEEPS = 0.1
-"""minimum share of the step for which a straggler must have slept, unless it slept for `_SLEEPS_LONG_NS`"""
+"""a straggler counts as sleeping if it sleeps for at least this share of the step, or for `_SLEEPS_LONG_NS` if that is
+shorter
+"""
 _SLEEPS_LONG_NS = 30_000_000
-"""ns per step"""
+"""sleeping time in ns per step that is always enough to count as sleeping"""
 
 _WHERE = {
     OwnTimePart.DATA: "to get its data",

@@ -30,7 +30,7 @@ from ddpprof.topics.ranks.own_time import StepProgress
 SIGNIFICANT = 0.01
 LATE_SHARE_OF_STEP = 0.01
 _FEWEST = 2
-"""minimum number of steps for a test, in total and on each side of a change"""
+"""a test needs at least this many steps in total, and on each side of a change"""
 
 _Floats = NDArray[np.float64]
 
@@ -53,9 +53,11 @@ class RankLateness:
     num_last: int
     """number of steps in which the rank's own time was the longest"""
     late_ns: int
-    """median lateness over steps; negative if the rank waits for others"""
+    """median lateness over the steps; negative if the rank waits for other ranks"""
     p_value: float
-    """probability that such a delay is random, corrected for the number of ranks and tests; at most 1"""
+    """probability that a lateness this large occurs by chance, corrected for the number of ranks and tests; at
+    most 1
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +66,16 @@ class Straggler:
     late_ns: int
     """median lateness over `num_steps`"""
     part: OwnTimePart | None
-    """part with at least half of the lateness; ``None`` if all parts are slower, for example on a slower or busier
-    machine
+    """part of the step that causes at least half of the lateness; ``None`` if all parts are slower, for example on a
+    slower or busier machine
     """
     part_late_ns: int
-    """median lateness in the part with the largest lateness"""
+    """median lateness in the part of the step in which the lateness is largest"""
     num_last: int
     num_steps: int
-    """number of steps since the rank became late; number of all steps if it was late from the start"""
+    """number of steps since the rank became late; the total number of steps if it was late from the start"""
     since_step: int | None
-    """``None`` if the rank was late from the first step"""
+    """number of the step since which the rank has been late; ``None`` if it was late from the first step"""
     p_value: float
 
 
@@ -81,7 +83,7 @@ class Straggler:
 class Stragglers:
     num_steps: int
     step_ns: Annotated[int, HOST]
-    """median length of a step"""
+    """median duration of a step"""
     ranks: Annotated[tuple[RankLateness, ...], DEVICE]
     stragglers: Annotated[tuple[Straggler, ...], DEVICE]
     """stragglers in descending order of lateness"""
@@ -148,7 +150,7 @@ class _CommonSteps:
 class _Verdict:
     p_value: float
     since: int
-    """index of the first late step; 0 if the rank is late from the start"""
+    """index of the first late step; 0 if the rank was late from the start"""
 
 
 def _judge(table: _CommonSteps, row: int) -> _Verdict:
@@ -207,7 +209,7 @@ def _median(values: _Floats) -> int:
 
 
 SHARE_WORTH_NAMING = 0.1
-"""minimum share of the rank's total delay at which a gradient is reported"""
+"""a gradient is reported if it causes at least this share of the rank's total delay"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +217,9 @@ class LateGradient:
     module: int
     parameter: str
     previous_parameter: str | None
-    """parameter whose gradient becomes ready just before; ``None`` for the first gradient, whose delay is relative to
-    the end of the forward"""
+    """parameter whose gradient becomes ready just before this one; ``None`` for the first gradient, whose delay is
+    relative to the end of the forward pass
+    """
     jump_ns: int
     excess_ns: int
     num_steps: int

@@ -35,7 +35,7 @@ from ddpprof.model.record import RecordedStep
 from ddpprof.topics.steps.overlap import marked_spans, spans_of
 
 _BUSY_BEFORE = 0.01
-"""maximum delay of a step's first kernel, as a share of the step; a longer delay means that the device was busy"""
+"""if a step's first kernel is delayed by more than this share of the step, the device was busy with earlier work"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,11 @@ class StepSplit:
     """Spans of each part of a step. The parts do not overlap."""
 
     parts: tuple[tuple[Spans, ...], ...]
-    """spans of each field of `Breakdown`, in order"""
+    """for each field of `Breakdown`, in order: the spans of this part"""
     is_whole: bool = True
-    """False if the trace starts or ends in the middle of the step, so that its duration is not comparable"""
+    """False if the trace starts or ends in the middle of the step, so that its duration cannot be compared with other
+    steps
+    """
 
     @property
     def breakdown(self) -> Breakdown:

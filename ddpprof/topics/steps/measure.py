@@ -54,9 +54,11 @@ class StepReport:
     wrapper: Annotated[WrapperCost, Part("wrapper_", clock=HOST)]
     torch_times: Annotated[TorchTimes | None, DEVICE]
     idle: Annotated[Idle | None, Part("idle_", clock=DEVICE)] = None
-    """causes of ``parts.idle_ns`` on an accelerator; ``None`` on CPU"""
+    """causes of the idle time ``parts.idle_ns`` on an accelerator; ``None`` on CPU"""
     is_whole: bool = True
-    """False on an accelerator if the trace starts or ends in the middle of the step; means exclude such steps"""
+    """False if the trace starts or ends in the middle of the step on an accelerator; such steps are excluded
+    from means
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class RankReport:
     light_steps: tuple[LightStepReport, ...]
     recording_cost: Annotated[RecordingCost | None, HOST]
     devices: Annotated[tuple[DeviceLoad, ...], DEVICE] = ()
-    """loads of each device, as medians over steps, if there are several devices"""
+    """median load of each device over the steps; empty if the rank uses only one device"""
 
     @property
     def measured_steps(self) -> tuple[StepReport, ...]:
@@ -219,7 +221,7 @@ class RecordingCost:
     ]
     num_pairs: int
     spread: float | None
-    """spread of the off steps: (largest - smallest) / median"""
+    """spread of the steps with recording off: (largest - smallest) / median"""
     profiler_pause_ns: int | None
     """time for which training paused to start the profiler and to write the trace"""
 
@@ -300,7 +302,7 @@ class _Rank:
     waiting: Annotated[RankWaiting | None, Part()]
     memory: Annotated[RankMemory | None, Part()]
     device: Annotated[DeviceUse | None, Part("device_")]
-    """device on which the rank trains; ``None`` if unknown, or if it trains on several"""
+    """device on which the rank trains; ``None`` if unknown, or if the rank trains on several devices"""
 
 
 def _steps(ranks: Sequence[RankReport], report: ReportView) -> Iterator[_Step]:

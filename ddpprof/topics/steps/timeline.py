@@ -40,7 +40,7 @@ class BucketSpan:
     started_ns: int | None
     finished_ns: int | None
     pass_index: int = 0
-    """index of the backward pass among the step's synchronized passes through the module"""
+    """index of the backward pass among the step's synchronized backward passes through the module"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,16 +48,20 @@ class StepTimeline:
     step: int
     start_ns: int
     end_ns: int
-    """start and end of the step, as in the step bar; on an accelerator, the step starts with its first kernel"""
+    """end of the step. Start and end are the same as in the step bar: on an accelerator, the step starts with its first
+    kernel
+    """
     parts: tuple[Spans, ...] | None
-    """disjoint spans of each field of `Breakdown`, in order; ``None`` if the step has no device work"""
+    """for each field of `Breakdown`, in order: the spans of this part, which do not overlap; ``None`` if the step has
+    no device work
+    """
     compute: Work
     copies: Work
     collectives: Collectives
     overlap: Spans
     exposed: Spans
     trailing: Spans | None
-    """``None`` without a backward pass"""
+    """communication after the backward pass; ``None`` if the step has no backward pass"""
     buckets: tuple[BucketSpan, ...]
 
     def named_parts(self) -> Mapping[str, Spans]:
@@ -125,7 +129,7 @@ def bucket_span(one: BucketStep, num_bytes: int | None, moved_ns: int) -> Bucket
 
 MAX_RANKS = 8
 _IN_BAR = {"exposed_comm": "exposed comm", "data": "data, other", "other": "data, other", "copy": "data, other"}
-"""parts of the step that have a different name in the bar"""
+"""part of the step → its name in the bar, if that is different"""
 _LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
 OTHER_COMM = "+"
 MANY = "*"
@@ -137,14 +141,15 @@ class RankTimeline:
     device: str
     """``"cpu"`` or ``"gpu"``"""
     names: tuple[str, ...]
-    """names of kernels, ops and collectives; tables contain indices into this list"""
+    """names of kernels, ops and collectives, to which the tables refer by index"""
     on_common_clock: bool
-    """True if times are on the common clock of the ranks; otherwise, they are on the clock of the rank's host, see
-    `_set_beside`"""
+    """True if times are on the clock that all ranks have in common; otherwise, they are on the clock of the rank's
+    host: see `_set_beside`
+    """
     numbers: tuple[int, ...]
     """numbers of the rank's steps"""
     steps: Sequence[StepTimeline]
-    """created on each access, because all timelines at once may not fit into memory"""
+    """timelines of the steps; each is created when it is accessed, because all of them may not fit into memory"""
 
 
 class StepsToDraw(Sequence[StepTimeline]):
@@ -177,7 +182,7 @@ class Timeline:
 
     ranks: tuple[RankTimeline, ...]
     clock_error_ns: int | None
-    """maximum error of times between ranks; ``None`` for one rank, or if unknown"""
+    """largest error when comparing times of different ranks; ``None`` for one rank, or if unknown"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +207,9 @@ class Drawing:
 
     about: DrawnRank
     draw: Callable[[int], StepTimeline]
-    """function from a step's index to its timeline, with the trace's own times and without buckets"""
+    """function that returns the timeline of the step with a given index, with the trace's own times and without
+    buckets
+    """
 
 
 def file_name(path: Location) -> str:

@@ -35,12 +35,12 @@ from ddpprof.topics.steps.measure import STEP_TABLES, RankReport, RecordingCost,
 from ddpprof.topics.whole_run import WHOLE_RUN
 
 RECORDED_PARTS = ("forward", "backward and comm", "optimizer", "data, other")
-"""parts of the bar for light recording"""
+"""parts of the step bar if a step was recorded without the profiler"""
 
 _UNUSUAL = 1.5
-"""steps that take longer than usual by this factor count as unusually long"""
+"""a step counts as unusually long if it takes at least this many times as long as usual"""
 _LEAST_STEPS = 20
-"""minimum number of steps without special events for a typical step time"""
+"""a typical step time is given if there are at least this many steps without a special event, such as an evaluation"""
 
 WRAPPER_PARTS = {
     "pre_forward_ns": "pre-forward",
@@ -50,7 +50,7 @@ WRAPPER_PARTS = {
     "copy_out_ns": "copy out",
     "finalise_ns": "finalise",
 }
-"""names of the fields of `WrapperCost` and `WrapperParts`"""
+"""field of `WrapperCost` or `WrapperParts` → name in the report"""
 _LAUNCHES = "time in which the host launched each phase; only profiled steps show the accelerator's own times"
 
 
