@@ -403,7 +403,6 @@ ALLOCATIONS: Topic[RankAllocations, tuple[RankAllocations, ...]] = Topic(
     of_ranks=tuple,
 )
 IDLE: Topic[None, int] = Topic("idle", rules=(launch_bound, host_reads), of_run=lambda view: view.launch_bound_ns)
+"""time in which the accelerator waits for the host to launch work, in ns per step"""
 OPTIMIZERS: Topic[None, int] = Topic("optimizers", rules=(optimizer_not_fused,), of_run=lambda view: view.optimizer_ns)
-"""exposed time of optimizer steps, in ns per step; the result of `IDLE` is the time in which the accelerator waits for
-the host to launch work
-"""
+"""time of the computation of the optimizers, in ns per step"""
