@@ -28,6 +28,7 @@ from ddpprof.monitor.position import (
     OUTSIDE,
     awaits_a_program,
     is_at_a_lock,
+    is_compiling,
     is_debugged,
     is_in_checkpoint,
     outside_wait,
@@ -43,7 +44,7 @@ _FIRST_STEPS_S = 600.0
 these steps
 """
 _ON_PURPOSE_S = 600.0
-"""seconds that a rank may save or evaluate; after that, ddpprof reports a hang"""
+"""seconds that a rank may save, evaluate or compile; after that, ddpprof reports a hang"""
 _FIRST_BATCH_S = 120.0
 """seconds that a rank may wait for the first batch of an epoch; while it waits, the rank or its workers must be active:
 see `_IDLE_S`
@@ -388,6 +389,8 @@ def pause_limit_s(one: RankEvidence) -> float:
     if activity == Activity.DATA:
         works = one.computes or one.moves_data or one.helpers_compute
         return _FIRST_BATCH_S if flags & StepFlag.BEGAN_EPOCH else _WORKS_S if works else 0.0
+    if is_compiling(one.stack) and collective_of(one.stack) is None:
+        return _ON_PURPOSE_S
     if activity not in (Activity.OTHER, Activity.FORWARD) or one.is_swapping:
         return 0.0
     awaits_others = collective_of(one.stack) is not None

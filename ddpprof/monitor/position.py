@@ -232,6 +232,8 @@ _PROGRAM = re.compile(r"/subprocess\.py$")
 _FRAMES_OF_SUBPROCESS = 4
 """number of stack frames between `subprocess.run` and the selector in which it may wait"""
 _DEBUGGERS = re.compile(r"/(?:pdb|bdb|cmd|ipdb/.*|pudb/.*|debugpy/.*)\.py$|/IPython/")
+_COMPILER = re.compile(r"/torch/(?:_dynamo/convert_frame|_inductor/(?:graph|async_compile))\.py$")
+"""matches files that are on the stack while torch.compile compiles, but not while compiled code runs"""
 _CHECKPOINT = re.compile(r"/torch/distributed/checkpoint/")
 _BACKWARD = re.compile(r"/torch/autograd/(?:graph|__init__|function)\.py$")
 
@@ -254,6 +256,11 @@ def awaits_a_program(stack: Sequence[Frame]) -> bool:
 def is_in_checkpoint(stack: Sequence[Frame]) -> bool:
     """Return True if the thread reads or writes its part of a distributed checkpoint."""
     return any(_CHECKPOINT.search(frame.file) for frame in stack)
+
+
+def is_compiling(stack: Sequence[Frame]) -> bool:
+    """Return True if torch.compile compiles code in the thread, as it may do for a new shape of inputs."""
+    return any(_COMPILER.search(frame.file) for frame in stack)
 
 
 def is_debugged(stack: Sequence[Frame]) -> bool:

@@ -20,6 +20,8 @@ from ddpprof.monitor.hang_detector import HangDetector, Overdue, overdue_limit_s
 from ddpprof.monitor.position import position_of
 from ddpprof.monitor.pulse_files import PulseHead
 
+COMPILER = Frame("/usr/lib/python3/site-packages/torch/_dynamo/convert_frame.py", 1, "_compile")
+COMPILED = Frame("/usr/lib/python3/site-packages/torch/_dynamo/eval_frame.py", 1, "compile_wrapper")
 CHECKPOINT = Frame("/usr/lib/python3/site-packages/torch/distributed/checkpoint/utils.py", 1, "all_reduce")
 LOCK = Frame("/usr/lib/python3.11/threading.py", 1, "acquire")
 PROGRAM = Frame("/usr/lib/python3.11/subprocess.py", 1, "_try_wait")
@@ -163,6 +165,9 @@ def test_a_job_that_goes_on_while_it_is_examined_does_not_hang(monkeypatch: pyte
         pytest.param(rank(0, USER, activity=Activity.EVALUATION), 600, id="evaluates"),
         pytest.param(rank(0, USER, CHECKPOINT, USER), 600, id="writes-its-part-of-a-checkpoint"),
         pytest.param(rank(0, USER, CHECKPOINT, distributed("barrier")), 0, id="awaits-others-in-a-checkpoint"),
+        pytest.param(rank(0, USER, COMPILER, activity=Activity.FORWARD), 600, id="compiles-the-forward"),
+        pytest.param(rank(0, USER, COMPILER, LOCK, activity=Activity.BACKWARD), 600, id="compiles-the-backward"),
+        pytest.param(rank(0, USER, COMPILED, activity=Activity.FORWARD), 0, id="runs-compiled-code"),
         pytest.param(rank(0, USER, activity=Activity.DATA), 0, id="waits-for-data"),
         pytest.param(rank(0, USER, activity=Activity.DATA, flags=StepFlag.BEGAN_EPOCH), 120, id="first-batch"),
         pytest.param(
