@@ -103,16 +103,16 @@ def reduce_once(framework: str | None, static_graph: bool) -> str:
 
 
 _REDUCE_ONCE = {
-    None: "Reduce only in the last pass of a step: run the forward and backward of the other passes under "
-    "`with model.no_sync():`.",
+    None: "Reduce gradients only in the last backward pass of a step: run the forward and backward passes of the other "
+    "batches under `with model.no_sync():`.",
     "transformers": "Let the Trainer accumulate: TrainingArguments(gradient_accumulation_steps=…) reduces only in the "
     "last pass of a step.",
     "accelerate": "Let Accelerate accumulate, so that only the last pass of a step reduces: "
     "Accelerator(gradient_accumulation_steps=…), and `with accelerator.accumulate(model):` around each batch.",
     "lightning": "Let the Trainer accumulate: Trainer(accumulate_grad_batches=…) reduces only in the last pass of a "
     "step. Under manual optimization, run the other passes under `with self.trainer.model.no_sync():`.",
-    "fabric": "Reduce only in the last pass of a step: run the forward and backward of the other passes under `with "
-    "fabric.no_backward_sync(model):`.",
+    "fabric": "Reduce gradients only in the last backward pass of a step: run the forward and backward passes of the "
+    "other batches under `with fabric.no_backward_sync(model):`.",
 }
 
 

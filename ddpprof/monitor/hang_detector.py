@@ -422,7 +422,7 @@ class Examination:
     standstill: Standstill | None = None
     """if there is an overdue step but no hang: what the job waits for"""
     evidence: tuple[RankEvidence, ...] = ()
-    """evidence about each rank on which the result is based"""
+    """for each rank, the evidence on which the result is based"""
     is_over: bool = False
     was_interrupted: bool = False
     hung_at_last: bool = False

@@ -51,8 +51,8 @@ class NcclRank:
 
     pid: int | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
-    """collective operation → number of launches; an answer in text only has the operations whose number differs between
-    ranks
+    """collective operation → number of launches; an answer in text form has only the operations whose launch counts
+    differ between ranks
     """
     is_missing: bool = False
     """whether RAS got no answer from the rank's process"""

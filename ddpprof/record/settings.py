@@ -114,7 +114,7 @@ class Settings:
 
     @property
     def reduces_throughout(self) -> bool:
-        """Whether DDP averages gradients in all recorded steps, as the script specifies."""
+        """Whether DDP averages gradients in all recorded steps, as it does without ddpprof."""
         return not (self.baseline_steps or self.alone_steps or self.ddp_blocks or self.without_ddp)
 
     @classmethod

@@ -170,7 +170,7 @@ def collective_of_some_ranks(risks: HangRisks, view: View) -> Iterator[Finding]:
             "collective-of-some-ranks",
             f"Only some ranks call {call.name}: the job may hang there",
             f"the script calls it only at {call.place}, inside `if {call.condition}:`",
-            "Every rank of the group must call this collective: move the call out of the condition, unless the other "
+            "Every rank of the group must call this collective: move the call out of the `if` block, unless the other "
             "ranks call it elsewhere.",
             None,
             is_correctness=True,

@@ -58,7 +58,7 @@ class CodeLine:
 
     @property
     def short(self) -> str:
-        """The line without the folder of its file."""
+        """`line` without the folder of the file."""
         return self.line.rpartition("/")[2]
 
 

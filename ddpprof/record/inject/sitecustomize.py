@@ -49,7 +49,9 @@ def _run_afterwards(loader, handle):
             handle(module)
         except Exception as error:
             if sys.stderr is not None:
-                sys.stderr.write(f"ddpprof: cannot record in {sys.executable}: {error}. Training continues.\n")
+                sys.stderr.write(
+                    f"ddpprof: cannot record this process ({sys.executable}): {error}. Training continues.\n"
+                )
 
     loader.exec_module = exec_then_patch
 

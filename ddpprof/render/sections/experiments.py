@@ -98,7 +98,7 @@ def _at_best(report: OverheadReport) -> Iterable[Section]:
     said = []
     if report.least_ns is not None and (report.job.world_size or 1) > 1:
         transfer, least = ms(report.transfer_ns), report.least_ns / report.without_ns
-        said.append(f"The lower limit is {least:.3f} × as long, because a step's communication takes {transfer} ms.")
+        said.append(f"With DDP, a step takes at least {least:.3f} × as long: its communication takes {transfer} ms.")
     if report.num_samples is not None:
         with_ddp, without = (report.num_samples / ns * 1e9 for ns in (report.with_ns, report.without_ns))
         said.append(f"{with_ddp:.0f} samples/s with DDP, {without:.0f} without.")

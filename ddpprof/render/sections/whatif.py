@@ -105,8 +105,8 @@ def whatif_sections(answer: WhatIf) -> Iterable[Section]:
         (Column("setting", is_number=False), *map(Column, _COLUMNS)),
         tuple(map(_row, answer.outcomes)),
         "saves: relative to the first row; compute: forward and backward pass without communication; slowed: "
-        "compute time lost to communication; exposed: time after the last gradient spent waiting for buckets and "
-        "copying them; rest: everything else, negative if the replayed parts add up to more than the step"
+        "compute time lost to communication; exposed: time spent waiting for buckets and copying them after the last "
+        "gradient is ready; rest: everything else, negative if the replayed parts add up to more than the step"
         + (_DEFAULT if any(one.label == DEFAULT_CAP for one in answer.outcomes) else ""),
     )
     yield from _of_world(answer)
@@ -152,7 +152,7 @@ def _of_world(answer: WhatIf) -> Iterable[Section]:
     if answer.work_ratio != 1:
         more = f"{three_digits(answer.work_ratio)} times as many samples per rank"
         yield Line(
-            f"{said} for {more}: the current number of samples takes {in_ms(step_ns / answer.work_ratio)} instead of "
+            f"{said} for {more}: {in_ms(step_ns / answer.work_ratio)} for the current number of samples, instead of "
             f"{before}.{_of_which_ddp(answer, step_ns)}"
         )
     elif in_ms(step_ns) != before:

@@ -57,8 +57,8 @@ class StepProgress:
     """
     step_ns: int
     arrival_ns: int
-    """time at which all gradients of the step are ready, on the rank's clock; in ns since 1970 if the trace has its
-    epoch
+    """time at which all gradients of the step are ready, on the rank's clock; in ns since 1970 if the trace
+    contains the epoch of its clock
     """
     data_ns: int
     forward_ns: int

@@ -162,7 +162,7 @@ def test_a_step_of_other_work_is_compared_for_the_same_work(capsys: pytest.Captu
     assert main(asked) == 0
     text, step_ns = " ".join(capsys.readouterr().out.split()), answer["outcomes"][0]["prediction"]["step_ns"]
     before = f"{answer['without_world_ns'] / 1e6:.0f} ms"
-    as_now = f"the current number of samples takes {step_ns / 2e6:.0f} ms instead of {before}."
+    as_now = f"{step_ns / 2e6:.0f} ms for the current number of samples, instead of {before}."
     assert f"takes {step_ns / 1e6:.0f} ms for 2 times as many samples per rank: {as_now}" in text
 
 

@@ -202,6 +202,6 @@ def test_overhead_at_best_and_in_samples(transfer_ms: float | None, least_ms: fl
     assert said == "5000 samples/s with DDP, 6000 without."
     two = replace(report, job=replace(report.job, world_size=2))
     texts = [one.text for one in overhead_sections(two) if isinstance(one, Line)]
-    assert any(f"The lower limit is {(least_ms or 0) / 10:.3f} × as long" in text for text in texts) is (
+    assert any(f"With DDP, a step takes at least {(least_ms or 0) / 10:.3f} × as long" in text for text in texts) is (
         least_ms is not None
     )
