@@ -47,7 +47,9 @@ _SLURM_RANK = "SLURM_PROCID"
 """environment variable that contains the rank; Slurm also sets it for a batch script, which is not a rank"""
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _POLL_S = 1.0
-"""seconds between two checks of whether the job has ended. SIGCHLD is not enough, because a library's thread may receive it"""
+"""seconds between two checks of whether the job has ended. SIGCHLD is not enough, because a library's thread may
+receive it
+"""
 _GRACE_S = 10.0
 """seconds after a signal until ddpprof sends SIGKILL to processes that are still running"""
 _SI_KERNEL = 0x80

@@ -55,7 +55,10 @@ class SameSamples:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether a DistributedSampler shards the dataset. If so, ranks get equal samples only because they draw equal random numbers."""
+        """Whether a DistributedSampler shards the dataset.
+
+        If so, ranks get equal samples only because they draw equal random numbers.
+        """
         one = self.loader
         num_samples = (one.batches_per_pass or 0) * (one.batch_size or 0)
         return one.sampler == "DistributedSampler" and 0 < num_samples < _MOST_OF_A_SHARD * (one.dataset_size or 0)

@@ -164,7 +164,7 @@ def _summary(ratio: float, lost_ns: int, slowdown: OverlapSlowdownReport) -> str
     known = f"measured for {percent(slowdown.known_share)} of the {computation}"
     if lost_ns <= 0:
         return (
-            f"Communication does not slow concurrent computation noticeably: it takes {ratio:.2f} × as long ({known})"
+            f"Communication does not noticeably slow concurrent computation: it takes {ratio:.2f} × as long ({known})"
         )
     return (
         f"Communication makes concurrent computation take {ratio:.2f} × as long: {in_ms(lost_ns)} lost per step "

@@ -32,7 +32,7 @@ from ddpprof.topics.overlap_slowdown import slowdown_section
         ),
         pytest.param(
             {"ratio": 0.97, "lost_ns": -50_000, "known_share": 0.4},
-            "Communication does not slow concurrent computation noticeably: it takes 0.97 × as long (measured for 40% of the "
+            "Communication does not noticeably slow computation: it takes 0.97 × as long (measured for 40% of the "
             "30.0 ms of overlapped computation per step).",
             id="faster",
         ),
