@@ -314,8 +314,8 @@ TERMS = (
         "A finding that might be missing from another run of the same job. A predicted gain counts as noise if its 95 "
         "% interval extends below 0, or if it is below the noise of the step (half the width of the 95 % interval "
         "of the step time) and its own interval includes values below half of the predicted gain. A measured gain "
-        "counts as noise if it is below 1.5 % of the step or 5 µs, or if other work on the same cores could explain it. "
-        "Such findings are listed last, without advice.",
+        "counts as noise if it is below 1.5 % of the step or 5 µs, or if other work on the same cores could explain "
+        "it. Such findings are listed last, without advice.",
         field="findings[].is_noise",
         aliases=("noise", "may save"),
     ),
