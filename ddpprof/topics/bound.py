@@ -178,7 +178,7 @@ def bound_lines(bound: Bound, report: ReportView) -> Iterable[Section]:
         )
     if may_help:
         gains = "; ".join(map(_gain, may_help))
-        yield Line(f"These changes may or may not help (the predicted gains may be due to chance): {gains}.")
+        yield Line(f"These changes may or may not help, because the predictions are uncertain: {gains}.")
     if cannot:
         yield Line(
             f"According to the replay, these changes do not help: {', '.join(_WHAT[one.what] for one in cannot)}."
@@ -193,7 +193,8 @@ def bound_remarks(report: ReportView) -> Iterable[str]:
     if bound is None or report[FAILURE] is not None:
         return
     waiting = f"; {in_ms(bound.waiting_ns)} of it is spent waiting for late ranks" if bound.waiting_ns else ""
-    yield f"Communication takes {in_ms(bound.comm_ns)} per step{waiting}."
+    removable = ", which no DDP setting can remove" if bound.by is BoundBy.WAITING and waiting else ""
+    yield f"Communication takes {in_ms(bound.comm_ns)} per step{waiting}{removable}."
     for one in bound.would_help:
         if not one.is_noise and one.predicted.gain_ns > 0:
             what, batch = _WHAT[one.what], _NEW_BATCH.get(one.what)
@@ -203,14 +204,17 @@ def bound_remarks(report: ReportView) -> Iterable[str]:
 def bound_sentence(bound: Bound) -> str:
     """Return a sentence that names the limit and the share of exposed communication in the step."""
     share = percent(bound.exposed_ns / bound.step_ns if bound.step_ns else None)
-    return f"{_BY[bound.by]}: exposed communication takes {in_ms(bound.exposed_ns)}, {share} of the step."
+    is_most = bound.by is BoundBy.BANDWIDTH and 2 * bound.exposed_ns >= bound.step_ns
+    limit = _MOSTLY_COMMUNICATION if is_most else _BY[bound.by]
+    return f"{limit}: exposed communication takes {in_ms(bound.exposed_ns)}, {share} of the step."
 
 
 _BY = {
     BoundBy.WAITING: "The step is long because ranks wait for each other",
     BoundBy.LATENCY: "The step is long because of communication latency",
-    BoundBy.BANDWIDTH: "The step is communication-bound",
+    BoundBy.BANDWIDTH: "Part of the communication is not hidden",
 }
+_MOSTLY_COMMUNICATION = "The step is communication-bound"
 
 
 def _why(bound: Bound, hooked: bool) -> str:

@@ -154,7 +154,7 @@ def layer_collectives(calls: LayerCalls, view: View) -> Iterator[Finding]:
         "layer-collectives",
         f"{who} {number} collective{'' if number == 1 else 's'} per step, and computation waits for the results",
         f"{where}; {in_ms(calls.exposed_ns)} per step is exposed",
-        _WITHOUT_SYNC if is_sync_batch_norm else _FEWER,
+        _WITHOUT_SYNC if is_sync_batch_norm else _FEWER if number > 2 else _EARLIER,
         calls.exposed_ns,
         may_be_meant=True,
         change=sync_batch_norm_change() if is_sync_batch_norm else None,
@@ -166,6 +166,10 @@ _WITHOUT_SYNC = (
     "If a single rank's batch is large enough for batch statistics, do not call convert_sync_batchnorm(): plain "
     "BatchNorm does not communicate. Otherwise, convert only the layers that need it. Both changes affect training: "
     "compare the accuracy."
+)
+_EARLIER = (
+    "Start the collective with async_op=True as soon as its input is computed, and wait where the result is needed. "
+    "Ranks that arrive earlier also wait for the last one here."
 )
 _FEWER = (
     "Send the layer's data in one tensor instead of several, or start the collective with async_op=True and wait "

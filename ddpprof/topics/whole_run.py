@@ -113,9 +113,9 @@ def _at_first_and_last(run: WholeRun) -> str:
 
 
 def _with_usual_steps(run: WholeRun) -> list[Stretch]:
-    """Return the stretches that have a step without a `StepFlag`."""
+    """Return the stretches in which at least half of the steps have no `StepFlag`."""
     stretches = run.shown.stretches if run.shown is not None else ()
-    return [one for one in stretches if one.num_flagged < one.num_steps]
+    return [one for one in stretches if 2 * one.num_flagged <= one.num_steps]
 
 
 def _growth(run: WholeRun) -> list[str]:
@@ -288,7 +288,7 @@ _PAUSES = {
     PauseKind.EVALUATION: "evaluation",
     PauseKind.EPOCH: "new epochs",
     PauseKind.COMPILATION: "compilation",
-    PauseKind.UNKNOWN: "long steps without a known reason",
+    PauseKind.UNKNOWN: "other long steps",
 }
 
 

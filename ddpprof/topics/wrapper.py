@@ -174,7 +174,10 @@ def _if_they_may_differ(others: int, number: int) -> str:
     if not others:
         return statistics
     them = "them" if others == number else f"the {others} buffer{'s' if others > 1 else ''} outside BatchNorm"
-    limit = f"Do this only if the forward does not change {them}, or if ranks may have different values."
+    limit = (
+        f"Do this only if the forward does not change {them}, or changes {them} in the same way on all ranks, or if "
+        "ranks may have different values."
+    )
     return limit if others == number else f"{limit} {statistics}"
 
 

@@ -115,9 +115,8 @@ def slow_rank(lateness: Lateness, view: View) -> Iterator[Finding]:
     if means_ns and max(means_ns, key=lambda rank: means_ns[rank]) != slowest:
         return  # another rank evaluates or saves for longer
     late_ns = round(fmean(own_ns[slowest]) - fmean(own_ns[next_slowest]))
-    if late_ns >= _LATE_IN_WHOLE_RUN * fmean(own_ns[slowest]) and _is_slower_throughout(
-        lateness, slowest, next_slowest
-    ):
+    least = _LATE_ON_SHARED_CORES if view.shares_cores else _LATE_IN_WHOLE_RUN
+    if late_ns >= least * fmean(own_ns[slowest]) and _is_slower_throughout(lateness, slowest, next_slowest):
         others = "the other rank" if len(own_ns) == 2 else "any other rank"
         yield Finding(
             "slow-rank",
@@ -149,6 +148,8 @@ _FEW_STRETCHES = 5
 """the test needs own times for at least this many parts of the whole run"""
 _LATE_IN_WHOLE_RUN = 0.05
 """if only the whole run shows that a rank is late, its lateness is reported from this share of its own time on"""
+_LATE_ON_SHARED_CORES = 0.1
+"""the same if ranks share cores, on which other work may delay one rank more than another"""
 _STEPS_OF_WHOLE_RUN = 10
 """a rank is called late because of the whole run only if the run has at least this many steps"""
 _LONGER_THAN_OTHER_WORK_NS = 10_000_000_000

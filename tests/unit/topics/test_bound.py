@@ -71,6 +71,11 @@ def test_buckets_of_unknown_size_are_not_called_small(num_bytes: tuple[int | Non
     assert "MB of gradients" not in said(unknown)
 
 
+def test_a_step_is_bound_by_what_takes_most_of_it() -> None:
+    for share, words in ((0.5, "The step is communication-bound"), (0.3, "Part of the communication is not hidden")):
+        assert said(exposing(share)).startswith(f"{words}: exposed communication takes")
+
+
 def test_a_step_with_several_passes_sends_its_gradients_several_times() -> None:
     one = exposing(0.5)
     once = find_bound(one, OBSERVED)
@@ -88,7 +93,9 @@ def test_a_step_with_several_passes_sends_its_gradients_several_times() -> None:
             "these changes would help: a network with twice the bandwidth, 5.00 ms per step (2.00–8.00).",
             id="helps",
         ),
-        pytest.param(Predicted(5 * MS, -MS, 8 * MS), "may be due to chance): a network with twice", id="may-help"),
+        pytest.param(
+            Predicted(5 * MS, -MS, 8 * MS), "the predictions are uncertain: a network with twice", id="may-help"
+        ),
         pytest.param(
             Predicted(-MS, -2 * MS, MS), "these changes do not help: a network with twice", id="does-not-help"
         ),
