@@ -382,6 +382,10 @@ class CodeSamples(Struct, frozen=True):
     """for each line, whether autograd called the line in a backward pass; empty in records of older versions of
     ddpprof
     """
+    callers: tuple[str, ...] = ()
+    """for each line, the line of the user's code that calls the outermost ``nn.Module`` around it; empty if there is no
+    such module. The tuple is empty in records of older versions of ddpprof
+    """
 
 
 class CollectiveOfSomeRanks(Struct, frozen=True):

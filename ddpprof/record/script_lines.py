@@ -172,6 +172,22 @@ def _is_in_backward(frame: FrameType | None) -> bool:
     return False
 
 
+def _caller_of_modules(frame: FrameType | None) -> str:
+    """Return the line of the user's code that calls the outermost module on the stack; empty if there is no module."""
+    caller, is_module = "", False
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(_OF_MODULES):
+            is_module = True
+        elif is_module:
+            one = Frame(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
+            if one.is_of_user:
+                caller, is_module = str(one), False
+        frame = frame.f_back
+    return caller
+
+
+_OF_MODULES = "/torch/nn/modules/module.py"
+"""file with the method that calls the forward of a module"""
 _RUNS_BACKWARD = "_engine_run_backward"
 """name of PyTorch's function that runs a backward pass"""
 _INTERVAL_S = 0.002
@@ -216,7 +232,7 @@ class _Window:
     def __init__(self, thread: int) -> None:
         self._thread = thread
         self._began_ns = time_ns()
-        self._places: dict[tuple[str, bool, bool], int] = {}
+        self._places: dict[tuple[str, bool, bool, str], int] = {}
         self._samples: list[tuple[int, int]] = []
         """for each sample: end in µs since `_began_ns`, and index of the place (-1 if the place is unknown)"""
 
@@ -238,14 +254,16 @@ class _Window:
             began_ns=self._began_ns,
             ends_us=tuple(end_us for end_us, _ in taken),
             places=tuple(place for _, place in taken),
-            lines=tuple(line for line, _, _ in lines),
-            is_in_framework=tuple(is_in_framework for _, is_in_framework, _ in lines),
-            is_in_backward=tuple(is_in_backward for _, _, is_in_backward in lines),
+            lines=tuple(line for line, *_ in lines),
+            is_in_framework=tuple(is_in_framework for _, is_in_framework, *_ in lines),
+            is_in_backward=tuple(is_in_backward for *_, is_in_backward, _ in lines),
+            callers=tuple(caller for *_, caller in lines),
         )
 
     def _index_of(self, frame: FrameType) -> int:
         line = _of_user(frame)
         if line is None:
             return -1
-        key = (str(line.frame), _OF_FRAMEWORKS.search(line.called) is not None, _is_in_backward(line.caller))
+        is_in_framework = _OF_FRAMEWORKS.search(line.called) is not None
+        key = (str(line.frame), is_in_framework, _is_in_backward(line.caller), _caller_of_modules(line.caller))
         return self._places.setdefault(key, len(self._places))

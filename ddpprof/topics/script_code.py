@@ -4,10 +4,12 @@ r"""Find the lines of the script that take time in a step because of their own P
     data of a line = |samples of the line ∩ waiting for data|, median over steps
     backward of a line = |samples of the line in a backward pass ∩ step \ collectives of layers|, median over steps
     outside of a line = |samples of the line ∩ time outside the passes|, median over steps
+    loss of a line = |samples of the line's own code ∩ time between forward and backward|, median over steps
 
 The time outside the passes is the step without these times: from the start of each DDP forward to the end of its
-backward pass, which includes the loss; the optimizer; waiting for data; communication; and, for lines of the script's
-own code, idle gaps. On an accelerator, it is instead the duration of the kernels that a line launches at these times.
+backward pass; the optimizer; waiting for data; communication; and, for lines of the script's own code, idle gaps. On an
+accelerator, both are instead the duration of the kernels that a line launches at these times. Code inside a module that
+is not part of the DDP module counts for the line that calls the module.
 
 An idle gap is a time in which no operator runs on the accelerator or, in training on CPU, on the training thread.
 Shorter gaps are the overhead of the operators themselves. A sample of a function of PyTorch or of a framework does not
@@ -17,7 +19,7 @@ count as the script's own code, except in ``torch.distributed``, which pickles o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
@@ -28,7 +30,7 @@ from ddpprof.engine.numbers import Number
 from ddpprof.engine.topic import Topic, View
 from ddpprof.intervals import Spans, intersect, subtract, union, union_of
 from ddpprof.layout import in_ms
-from ddpprof.model import UNKNOWN, Mark, Rank, Trace
+from ddpprof.model import UNKNOWN, CodeSamples, Mark, Rank, Trace
 from ddpprof.model.backends import is_accelerator
 from ddpprof.topics.layer_collectives import collectives_in_backward
 from ddpprof.topics.steps.breakdown import split_step
@@ -55,6 +57,14 @@ class CodeLine:
     outside_ns: Annotated[
         int, Number("time of the operators that the line calls outside forward, loss, backward and optimizer")
     ] = 0
+    loss_ns: Annotated[
+        int, Number("time of the operators that the line's own code calls between forward and backward")
+    ] = 0
+
+    @property
+    def longest_ns(self) -> int:
+        """The largest of the times."""
+        return max(self.idle_ns, self.data_ns, self.backward_ns, self.outside_ns, self.loss_ns)
 
     @property
     def short(self) -> str:
@@ -86,77 +96,99 @@ class RankCode:
     def outside_ns(self) -> int:
         return sum(one.outside_ns for one in self.lines)
 
+    @property
+    def loss_ns(self) -> int:
+        return sum(one.loss_ns for one in self.lines)
+
 
 def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
     """Measure the steps with these indices; return ``None`` if no samples were recorded in them."""
     trace, samples = rank.trace, rank.record.code_samples if rank.record is not None else None
-    if trace is None or trace.epoch_ns is None or samples is None:
+    if trace is None or trace.epoch_ns is None or samples is None or not _fits(samples):
         return None
-    if len(samples.places) != len(samples.ends_us) or len(samples.lines) != len(samples.is_in_framework):
-        return None
-    if samples.is_in_backward and len(samples.is_in_backward) != len(samples.lines):
-        return None
-    found = [(step, split) for step in steps if (split := split_step(trace, step)) is not None]
+    found = {step: split for step in steps if (split := split_step(trace, step)) is not None}
     if not found or not samples.places:
         return None
-    splits = [split for _, split in found]
-    ends_ns = samples.began_ns - trace.epoch_ns + 1000 * np.array(samples.ends_us, np.int64)
-    starts_ns = np.concatenate(([samples.began_ns - trace.epoch_ns], ends_ns[:-1]))
-    places = np.array(samples.places, np.int64)
-    num_lines = len(samples.lines)
-    is_known = (places >= 0) & (places < num_lines)
-    is_own = ~np.array(samples.is_in_framework, bool)
-    is_in_backward = np.array(samples.is_in_backward or np.zeros(num_lines), bool)
+    sampled = _Sampled(samples, trace.epoch_ns)
+    idle = [sampled.times(_long(split.idle), sampled.is_own) for split in found.values()]
+    data = [sampled.times(split.data, sampled.is_own) for split in found.values()]
+    whole = [sampled.times(_without_collectives(rank, trace, step), sampled.is_in_backward) for step in steps]
+    outside, loss = [], []
+    for step, split in found.items():
+        spans, between = _outside_passes(trace, step), _between_passes(trace, step)
+        if trace.device == "cpu":
+            gaps = _long(split.idle)
+            in_gaps = sampled.times(intersect(spans, gaps), sampled.is_own, of_callers=True)
+            outside.append(sampled.times(spans, ~sampled.is_in_backward, of_callers=True) - in_gaps)
+            loss.append(sampled.times(subtract(between, gaps), sampled.is_own, of_callers=True))
+        else:
+            outside.append(sampled.launched(trace, step, spans, ~sampled.is_in_backward))
+            loss.append(sampled.launched(trace, step, between, sampled.is_own))
+    lines: dict[str, CodeLine] = {}
+    of_lines = {"idle_ns": idle, "data_ns": data, "backward_ns": whole}
+    for names, measured in ((sampled.lines, of_lines), (sampled.callers, {"outside_ns": outside, "loss_ns": loss})):
+        medians = {name: np.median(times, axis=0).astype(np.int64).tolist() for name, times in measured.items()}
+        for index, line in enumerate(names):
+            one = lines.get(line, CodeLine(line, 0, 0))
+            lines[line] = replace(one, **{name: values[index] for name, values in medians.items()})
+    known = sorted((one for one in lines.values() if one.longest_ns), key=lambda one: -one.longest_ns)
+    return RankCode(rank.rank, len(found), tuple(known), _rare(sampled, idle))
 
-    def by_line(spans: Spans) -> NDArray[np.float64]:
-        """Return for how long the samples of each line overlap with the spans, in ns, shape (lines,)."""
-        overlap = spans.within(starts_ns, ends_ns)[is_known]
-        return np.bincount(places[is_known], overlap, minlength=num_lines).astype(np.float64)
 
-    def launched_by_line(rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the duration in ns of the kernels that each line launches, shape (lines,)."""
+def _fits(samples: CodeSamples) -> bool:
+    """Return False if the columns of the samples do not have the same length, as in a damaged file."""
+    optional = (samples.is_in_backward, samples.callers)
+    is_table = len(samples.lines) == len(samples.is_in_framework)
+    is_table &= all(len(column) in (0, len(samples.lines)) for column in optional)
+    return is_table and len(samples.places) == len(samples.ends_us)
+
+
+class _Sampled:
+    """Samples on the clock of a trace. Times are added up by distinct line, or by the caller of a line."""
+
+    def __init__(self, samples: CodeSamples, epoch_ns: int) -> None:
+        num_places = len(samples.lines)
+        self.lines = tuple(dict.fromkeys(samples.lines))
+        callers = [caller or line for line, caller in zip(samples.lines, samples.callers or samples.lines, strict=True)]
+        self.callers = tuple(dict.fromkeys(callers))
+        self.is_in_backward = np.array(samples.is_in_backward or np.zeros(num_places), bool)
+        self.is_own = ~np.array(samples.is_in_framework, bool) & ~self.is_in_backward
+        """masks of the places, shape (places,)"""
+        self._line_of = np.array([self.lines.index(line) for line in samples.lines], np.int64)
+        self._caller_of = np.array([self.callers.index(caller) for caller in callers], np.int64)
+        began_ns = samples.began_ns - epoch_ns
+        ends_ns = began_ns + 1000 * np.array(samples.ends_us, np.int64)
+        places = np.array(samples.places, np.int64)
+        is_known = (places >= 0) & (places < num_places)
+        self._starts_ns = np.concatenate(([began_ns], ends_ns[:-1]))[is_known]
+        self._ends_ns, self._places = ends_ns[is_known], places[is_known]
+
+    def times(self, spans: Spans, mask: NDArray[np.bool_], *, of_callers: bool = False) -> NDArray[np.float64]:
+        """Return for how long samples of places in the mask overlap with the spans: ns, shape (lines or callers,)."""
+        overlap = spans.within(self._starts_ns, self._ends_ns) * mask[self._places]
+        group = self._caller_of if of_callers else self._line_of
+        names = self.callers if of_callers else self.lines
+        return np.bincount(group[self._places], overlap, minlength=len(names)).astype(np.float64)
+
+    def launched(self, trace: Trace, step: int, spans: Spans, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return the duration of the kernels of a step that callers launch in the spans, in ns, shape (callers,)."""
         compute = trace.compute
-        sample = np.searchsorted(ends_ns, compute.launched_ns[rows], side="right")
-        rows, sample = rows[sample < len(places)], sample[sample < len(places)]
-        by = np.where(is_known, places, num_lines)[sample]
-        took = compute.end_ns[rows] - compute.start_ns[rows]
-        return np.bincount(by, took, minlength=num_lines + 1)[:num_lines].astype(np.float64)
+        rows = np.flatnonzero((compute.step == step) & (compute.launched_ns != UNKNOWN))
+        rows = rows[spans.contains(compute.launched_ns[rows])]
+        sample = np.searchsorted(self._ends_ns, compute.launched_ns[rows], side="right")
+        in_one = sample < len(self._ends_ns)
+        in_one[in_one] = self._starts_ns[sample[in_one]] <= compute.launched_ns[rows[in_one]]
+        rows, places = rows[in_one], self._places[sample[in_one]]
+        took = (compute.end_ns[rows] - compute.start_ns[rows]) * mask[places]
+        return np.bincount(self._caller_of[places], took, minlength=len(self.callers)).astype(np.float64)
 
-    def outside_by_line(step: int, idle: Spans) -> NDArray[np.float64]:
-        outside = _outside_passes(trace, step)
-        if trace.device != "cpu":
-            return launched_by_line(_kernels_launched_in(trace, step, outside))
-        in_gaps = np.where(is_own, by_line(intersect(outside, _long(idle))), 0)
-        return by_line(outside) - in_gaps
 
-    idle = [by_line(_long(split.idle)) for split in splits]
-    data = [by_line(split.data) for split in splits]
-    idle_ns, data_ns, most_ns = np.median(idle, axis=0), np.median(data, axis=0), np.max(idle, axis=0)
-    whole = [by_line(_without_collectives(rank, trace, step)) for step in steps]
-    backward_ns = np.where(is_in_backward, np.median(whole, axis=0), 0)
-    outside_ns = np.where(
-        is_in_backward, 0, np.median([outside_by_line(step, split.idle) for step, split in found], axis=0)
-    )
-    own = np.flatnonzero(is_own & ~is_in_backward).tolist()
-    lines = [
-        CodeLine(
-            line,
-            int(idle_ns[index]) if index in own else 0,
-            int(data_ns[index]) if index in own else 0,
-            int(backward_ns[index]),
-            int(outside_ns[index]),
-        )
-        for index, line in enumerate(samples.lines)
-    ]
-    lines.sort(key=lambda one: -max(one.idle_ns, one.data_ns, one.backward_ns, one.outside_ns))
-    rare = [index for index in own if most_ns[index] >= _FAR_ABOVE * max(idle_ns[index], _SHORTEST_GAP_NS)]
+def _rare(sampled: _Sampled, idle: Sequence[NDArray[np.float64]]) -> CodeLine | None:
+    """Return the line that takes longest in a single step, among lines that take far less in most steps."""
+    usual_ns, most_ns = np.median(idle, axis=0), np.max(idle, axis=0)
+    rare = np.flatnonzero(most_ns >= _FAR_ABOVE * np.maximum(usual_ns, _SHORTEST_GAP_NS)).tolist()
     top = max(rare, key=lambda index: most_ns[index], default=None)
-    return RankCode(
-        rank.rank,
-        len(splits),
-        tuple(one for one in lines if one.idle_ns or one.data_ns or one.backward_ns or one.outside_ns),
-        None if top is None else CodeLine(samples.lines[top], int(most_ns[top]), 0),
-    )
+    return None if top is None else CodeLine(sampled.lines[top], int(most_ns[top]), 0)
 
 
 def _without_collectives(rank: Rank, trace: Trace, step: int) -> Spans:
@@ -171,25 +203,39 @@ def _without_collectives(rank: Rank, trace: Trace, step: int) -> Spans:
 def _outside_passes(trace: Trace, step: int) -> Spans:
     """Return the spans of the step in which the host runs none of the passes; none if it has no DDP forward pass."""
     host, span = trace.host_spans, trace.steps[step]
-    in_step = (host.start_ns >= span.start_ns) & (host.start_ns < span.end_ns)
-    forwards, backwards = (np.flatnonzero(in_step & (host.mark == mark)) for mark in (Mark.FORWARD, Mark.BACKWARD))
-    if not len(forwards):
-        return Spans(np.empty(0, np.int64), np.empty(0, np.int64))
-    begins = np.sort(host.start_ns[forwards])
-    ends = np.maximum.accumulate(np.sort(host.end_ns[forwards]))
+    begins, ends, backwards = _passes(trace, step)
+    if not len(begins):
+        return Spans(begins, ends)
     after = np.searchsorted(begins, host.start_ns[backwards], side="right") - 1
     np.maximum.at(ends, after[after >= 0], host.end_ns[backwards][after >= 0])
     left = subtract(Spans(np.array([span.start_ns]), np.array([span.end_ns])), union(begins, ends))
+    return _without_waits(trace, left)
+
+
+def _between_passes(trace: Trace, step: int) -> Spans:
+    """Return the spans of the step from the end of each forward pass to the beginning of its backward pass."""
+    begins, ends, backwards = _passes(trace, step)
+    first = np.sort(trace.host_spans.start_ns[backwards])
+    at = np.searchsorted(first, ends)
+    following = np.append(begins[1:], np.iinfo(np.int64).max)
+    has_backward = at < len(first)
+    has_backward[has_backward] = first[at[has_backward]] < following[has_backward]
+    return _without_waits(trace, union(ends[has_backward], first[at[has_backward]]))
+
+
+def _passes(trace: Trace, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the begins and ends of the DDP forward passes of a step, in ns, and the rows of its backward nodes."""
+    host, span = trace.host_spans, trace.steps[step]
+    in_step = (host.start_ns >= span.start_ns) & (host.start_ns < span.end_ns)
+    forwards, backwards = (np.flatnonzero(in_step & (host.mark == mark)) for mark in (Mark.FORWARD, Mark.BACKWARD))
+    return np.sort(host.start_ns[forwards]), np.maximum.accumulate(np.sort(host.end_ns[forwards])), backwards
+
+
+def _without_waits(trace: Trace, spans: Spans) -> Spans:
+    """Return the spans without the optimizer, waiting for data, and communication of the host."""
     for mark in (Mark.OPTIMIZER, Mark.DATA):
-        left = subtract(left, marked_spans(trace, mark))
-    return subtract(left, union_of(trace.collectives)) if trace.device == "cpu" else left
-
-
-def _kernels_launched_in(trace: Trace, step: int, outside: Spans) -> NDArray[np.int64]:
-    """Return the rows of the step's kernels that the host launches in these spans."""
-    compute = trace.compute
-    rows = np.flatnonzero((compute.step == step) & (compute.launched_ns != UNKNOWN))
-    return rows[outside.contains(compute.launched_ns[rows])]
+        spans = subtract(spans, marked_spans(trace, mark))
+    return subtract(spans, union_of(trace.collectives)) if trace.device == "cpu" else spans
 
 
 def _long(idle: Spans) -> Spans:
@@ -245,30 +291,38 @@ _MUCH_IN_BACKWARD = 0.05
 
 
 def code_outside_passes(ranks: Sequence[RankCode], view: View) -> Iterator[Finding]:
-    """Report operators that the script calls outside forward, loss, backward and optimizer, as for averaged weights."""
+    """Report operators that the script calls outside the model, backward and optimizer, as for averaged weights."""
+    step_ns = view.step_ns or 0
     least = min(ranks, key=lambda one: one.outside_ns)
-    if not view.step_ns or least.outside_ns < _MUCH_OUTSIDE * view.step_ns:
+    has_loss = least.loss_ns >= _MUCH_OF_LOSS * step_ns
+    took = {one: one.outside_ns + (one.loss_ns if has_loss else 0) for one in least.lines}
+    took_ns = sum(took.values())
+    if not step_ns or took_ns < _MUCH_OUTSIDE * step_ns:
         return
-    of_outside = sorted(least.lines, key=lambda one: -one.outside_ns)
-    named = [one for one in of_outside if one.outside_ns >= _WORTH_NAMING * least.outside_ns][:_MOST_LINES]
+    lines = sorted((one for one in took if took[one] >= _WORTH_NAMING * took_ns), key=lambda one: -took[one])
+    named = ", ".join(f"{one.short} ({in_ms(took[one])})" for one in lines[:_MOST_LINES])
+    loss = f"; {in_ms(least.loss_ns)} of it between forward and backward, as part of the loss" if has_loss else ""
     yield Finding(
         "code-outside-passes",
-        f"Operators outside forward, backward and optimizer take {in_ms(least.outside_ns)} per step, mostly at "
-        f"{of_outside[0].short}",
-        f"{'; '.join(f'{one.short}: {in_ms(one.outside_ns)}' for one in named)}, as sampled in {least.num_steps} steps "
-        f"of rank {least.rank}",
-        "If this work is not needed in every step, run it less often. Replace loops over parameters with operators on "
-        "lists of tensors: torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn() averages weights, and "
-        "torch.nn.utils.get_total_norm computes norms. Prepare batches in DataLoader workers.",
-        least.outside_ns,
+        f"Operators outside the model, the backward pass and the optimizer take {in_ms(took_ns)} per step, mostly at "
+        f"{named or 'many lines'}",
+        f"sampled in {least.num_steps} steps of rank {least.rank}{loss}",
+        "Run work that is not needed in every step less often, and work that needs no gradients under torch.no_grad(). "
+        "Replace loops over elements or parameters by operators on whole tensors or lists of tensors: weight_decay for "
+        "penalties, torch.nn.utils.get_total_norm for norms, torch.optim.swa_utils.AveragedModel for averages.",
+        took_ns,
         may_be_meant=True,
-        subject={"line": of_outside[0].line},
-        numbers=only_known(outside_ns=least.outside_ns, num_steps=least.num_steps),
+        subject={"line": lines[0].line} if lines else {},
+        numbers=only_known(outside_ns=took_ns, loss_ns=least.loss_ns if has_loss else None, num_steps=least.num_steps),
     )
 
 
 _MUCH_OUTSIDE = 0.05
-"""operators outside forward, loss, backward and optimizer are reported if they take at least this share of the step"""
+"""operators outside the passes are reported if they take at least this share of the step"""
+_MUCH_OF_LOSS = 0.1
+"""operators between forward and backward count if the script's own lines call them for at least this share of the
+step; a loss function of PyTorch does not count
+"""
 
 
 def slowest_line_of(rank: int, view: View) -> tuple[str, int] | None:
