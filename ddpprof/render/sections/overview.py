@@ -444,7 +444,7 @@ def first_screen(
             _at_most(_MOST_LINES + 1, job_lines(report, _LONGEST_COMMAND), "modules", paths),
             sections_of_topics(report, "job"),
             _verdict(report),
-            whole_run_line(report.whole_run),
+            whole_run_line(report.whole_run, report.step_ns if report.timed_steps_ns else None),
             attempt_table(report.attempts, report) if report.attempts else (),
             _at_most(_MOST_LINES, (*unusual_steps_line(report), *missing_lines(report)), "notes", paths),
             _step(report, timeline),

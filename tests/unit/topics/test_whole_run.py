@@ -41,7 +41,14 @@ from ddpprof.render.sections.overview import first_screen, verdict
 from ddpprof.report import Report
 from ddpprof.topics.data import INPUT_SIZES
 from ddpprof.topics.script_code import SCRIPT_CODE, CodeLine, RankCode
-from ddpprof.topics.whole_run import growing_steps, long_steps, pause_sentence, slowdown_sentence, uneven_work
+from ddpprof.topics.whole_run import (
+    growing_steps,
+    long_steps,
+    pause_sentence,
+    slowdown_sentence,
+    uneven_work,
+    whole_run_line,
+)
 
 
 def two_ranks(folder: Path, **second: int) -> tuple[RankWholeRun, ...]:
@@ -519,3 +526,24 @@ def test_ranks_that_take_turns_at_being_late(
 )
 def test_other_pauses_are_no_finding(pause: Pause) -> None:
     assert list(long_steps(WholeRun(110, 10, 10 * SECOND, (), pauses=(pause,)), View(2, 70_000_000))) == []
+
+
+@pytest.mark.parametrize(
+    ("factor", "said"),
+    [
+        pytest.param(1.2, "", id="alike"),
+        pytest.param(0.5, "; its median step is 2.00 × as long as the step above", id="shorter"),
+        pytest.param(2.0, "; its median step is 0.50 × as long as the step above", id="longer"),
+        pytest.param(None, "", id="no-other"),
+    ],
+)
+def test_a_step_time_that_the_whole_run_does_not_confirm(whole: Report, factor: float | None, said: str) -> None:
+    run = whole.whole_run
+    assert run is not None
+    assert run.steps is not None
+    (line,) = whole_run_line(run, None if factor is None else round(factor * run.steps.median_ns))
+    (usual,) = whole_run_line(run)
+    assert isinstance(line, Line)
+    assert isinstance(usual, Line)
+    before, _, after = usual.text.partition("; memory of")
+    assert line.text == f"{before}{said}; memory of{after}"
