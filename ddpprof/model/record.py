@@ -67,6 +67,8 @@ class Forward(Struct, frozen=True, array_like=True):
     """``False`` under ``no_sync()``, so that the backward pass does not reduce gradients"""
     has_gradients: bool = True
     """``False`` under ``no_grad()``, for example in an evaluation"""
+    reaches_backward: bool | None = None
+    """whether a backward pass of the same step used an output; ``None`` if unknown"""
 
 
 class BucketTimes(Struct, frozen=True, array_like=True):

@@ -169,6 +169,7 @@ def _post_forward(original: Callable[..., Any]) -> Callable[..., Any]:
         inner_end_ns = time_ns()
         result = original(self, output)
         EVENTS.forward_ends(self, inner_end_ns)
+        EVENTS.outputs_come(self, result)
         return result
 
     return post_forward

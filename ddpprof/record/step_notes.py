@@ -8,12 +8,14 @@ import time
 import traceback
 import weakref
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from msgspec import structs
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _find_tensors
 
 from ddpprof.linux_files import cpu_quota, own_cores
 from ddpprof.model import DETAILED_MODES, DataParallelModule, Forward, RecordedStep, RpcCall, StepMode
@@ -105,6 +107,7 @@ def tensor_bytes(thing: Any) -> int:
     return total
 
 
+_MOST_OUTPUTS = 20
 _MAX_CHECKPOINTS_KEPT = 64
 _FRAMEWORK_BY_MODULE = {
     "transformers.trainer": "transformers",
@@ -290,6 +293,8 @@ class StepNotes(Listener):
         self.recording = False
         self._random_states: dict[str, int] = {}
         self._forwards: list[Forward] = []
+        self._used: dict[int, bool] = {}
+        """index of a forward pass → whether a backward pass has used one of its outputs"""
         self._optimizers: list[tuple[int, int]] = []
         self._optimizer_start_ns = 0
         self._seen: list[weakref.ref[Any]] = []
@@ -368,6 +373,7 @@ class StepNotes(Listener):
     def end_step(self) -> None:
         """Discard the facts about the step that has ended."""
         self._forwards, self._optimizers, self._num_calls, self._began_evaluation = [], [], 0, False
+        self._used = {}
         self.rpc.end_step()
         self.feeding.end_step()
 
@@ -422,6 +428,21 @@ class StepNotes(Listener):
         elif torch.is_grad_enabled():
             module.accumulating_forward_is_over()
 
+    def outputs_come(self, ddp: DistributedDataParallel, outputs: Any) -> None:
+        """Watch whether a backward pass uses the outputs. In jobs that compile code, this might compile the hook."""
+        if not self._forwards or not torch.is_grad_enabled() or num_compiled():
+            return
+        used, index = self._used, len(self._forwards) - 1
+
+        def use(_gradients: object) -> None:
+            used[index] = True
+
+        nodes = {one.grad_fn for one in islice(_find_tensors(outputs), _MOST_OUTPUTS) if one.grad_fn is not None}
+        if nodes:
+            used[index] = False
+        for node in nodes:
+            node.register_prehook(use)
+
     def waited(self, what: object, began_ns: int) -> None:
         module = self.find(what)
         if module is not None:
@@ -469,7 +490,9 @@ class StepNotes(Listener):
             start_ns=start_ns,
             end_ns=0,
             data_ns=self.feeding.data_ns,
-            forwards=tuple(self._forwards),
+            forwards=tuple(
+                structs.replace(one, reaches_backward=self._used.get(index)) for index, one in enumerate(self._forwards)
+            ),
             began_evaluation=self._began_evaluation,
             optimizers=tuple(self._optimizers),
             passes=tuple(sorted(passes, key=lambda one: one.origin_ns)),

@@ -32,7 +32,7 @@ from ddpprof.errors import DdpprofError, how_to_install
 from ddpprof.layout import Section
 from ddpprof.model import DdpModule, Rank
 from ddpprof.report import Report, Tables
-from ddpprof.topics.accumulation import ACCUMULATION, DISCARDED_GRADIENTS
+from ddpprof.topics.accumulation import ACCUMULATION, DISCARDED_GRADIENTS, UNUSED_FORWARDS
 from ddpprof.topics.attempts import ATTEMPTS
 from ddpprof.topics.bound import BOUND
 from ddpprof.topics.buckets.rules import BUCKETS
@@ -78,6 +78,7 @@ TOPICS: tuple[Topic[Any, Any], ...] = (
     WHOLE_RUN,
     ACCUMULATION,
     DISCARDED_GRADIENTS,
+    UNUSED_FORWARDS,
     BUCKETS,
     COMPILED_GRAPHS,
     RECOMPILATIONS,

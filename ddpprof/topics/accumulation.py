@@ -1,4 +1,4 @@
-"""Detect needless reductions of gradients: accumulation without ``no_sync()``, and gradients that are discarded.
+"""Detect needless work on gradients: reductions while they accumulate, gradients that are discarded, unused forwards.
 
     A module accumulates gradients if two of its synchronized backward passes have no optimizer step between them, and
     the second pass adds to the gradients of the first. Only the all-reduce of the last pass is needed.
@@ -8,6 +8,8 @@ them, and passes that an optimizer runs by calling its closure.
 
 Gradients are discarded if they are set to ``None`` before an optimizer uses them. This is typical of a GAN: the
 backward pass of the generator's loss also computes gradients of the discriminator, and vice versa.
+
+A forward pass is unused if it runs with gradients, but no backward pass of the same step uses its outputs.
 """
 
 from __future__ import annotations
@@ -165,6 +167,66 @@ def _gradient_bytes(module: DdpModule) -> int:
     return sum(one.num_bytes for one in module.parameters)
 
 
+@dataclass(frozen=True, slots=True)
+class UnusedForwards:
+    """Forward passes with gradients in a typical step of a module, as medians over steps."""
+
+    module: int
+    num_forwards: int
+    num_unused: int
+    unused_ns: int
+    """duration of the unused forward passes"""
+    num_steps: int
+
+
+def measure_unused_forwards(steps: Sequence[RecordedStep]) -> tuple[UnusedForwards, ...]:
+    """Return the modules with unused forward passes in most of the steps."""
+    known = [step for step in steps if any(one.reaches_backward for one in step.forwards)]
+    found = []
+    for module in sorted({one.module for step in known for one in step.forwards}):
+        of_steps = [[one for one in step.forwards if one.module == module and one.has_gradients] for step in known]
+        unused = [[one for one in of if one.reaches_backward is False] for of in of_steps]
+        if sum(map(bool, unused)) > len(known) / 2:
+            found.append(
+                UnusedForwards(
+                    module,
+                    round(median(map(len, of_steps))),
+                    round(median(map(len, unused))),
+                    round(median(sum(one.end_ns - one.start_ns for one in of) for of in unused)),
+                    len(known),
+                )
+            )
+    return tuple(found)
+
+
+def unused_forwards(found: Sequence[UnusedForwards], view: View) -> Iterator[Finding]:
+    """Report forward passes with gradients whose outputs no backward pass uses, as for metrics."""
+    for one in found:
+        module = view.module(one.module)
+        if module is None or not view.worth(one.unused_ns):
+            continue
+        are = "is" if one.num_unused == 1 else "are"
+        yield Finding(
+            "unused-forwards",
+            f"{one.num_unused} of {one.num_forwards} forward passes of {module.name} per step {are} not used by a "
+            "backward pass",
+            f"in {one.num_steps} recorded steps, the unused passes ran with gradients, and took {in_ms(one.unused_ns)} "
+            "per step",
+            "If another pass has the same inputs, use its outputs, for example for metrics. Otherwise, run this pass "
+            "under torch.no_grad() on ddp.module, and less often.",
+            one.unused_ns,
+            subject={"module": module.name},
+            numbers=only_known(num_forwards=one.num_forwards, num_unused=one.num_unused, unused_ns=one.unused_ns),
+        )
+
+
+UNUSED_FORWARDS: Topic[tuple[UnusedForwards, ...], tuple[UnusedForwards, ...]] = Topic(
+    "unused_forwards",
+    rules=(unused_forwards,),
+    of_rank=lambda rank, _steps, _modules: measure_unused_forwards(rank.training_steps) if rank.record else None,
+    rank_type=tuple[UnusedForwards, ...],
+    of_ranks=lambda ranks: ranks[0],
+)
 DISCARDED_GRADIENTS: Topic[None, tuple[DdpModule, ...]] = Topic(
     "discarded_gradients", rules=(gradients_discarded,), of_run=lambda view: view.modules
 )

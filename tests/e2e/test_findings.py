@@ -27,6 +27,12 @@ def findings(mistake: str, ddpprof: Run, report: Report) -> dict[str, dict[str, 
         pytest.param(
             "only_the_body", "untrained-parameters", "norm.weight, norm.bias, spare.weight", id="no-optimizer-has-them"
         ),
+        pytest.param(
+            "forward_for_metrics",
+            "unused-forwards",
+            "1 of 2 forward passes of Model per step",
+            id="metrics",
+        ),
         pytest.param("teacher", "untrained-parameters", "of Model outside DDP get", id="a-teacher", marks=LONG),
         pytest.param("double", "double-precision", "torch.float64", id="double-precision", marks=LONG),
         pytest.param("same_seed", "same-random-numbers", "Both ranks draw", id="same-seed", marks=LONG),
@@ -134,6 +140,7 @@ def test_sound_training_is_accused_of_nothing(ddpprof: Run, report: Report) -> N
         "gradients-discarded",
         "uneven-work",
         "untrained-parameters",
+        "unused-forwards",
         "double-precision",
         "growing-steps",
         "optimizer-not-fused",

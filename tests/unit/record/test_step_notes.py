@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from msgspec import structs
+from tables import forward
 from torch.distributed.rpc.internal import RPCExecMode
 
 from ddpprof.model import StepMode
@@ -49,6 +50,25 @@ def test_an_evaluation_before_a_capture_is_none_of_its_first_step() -> None:
     notes.reopen()
     notes.begin_step(StepMode.PROFILED)
     assert notes.recorded_step(9, StepMode.PROFILED, 0).began_evaluation is False
+
+
+def test_whether_a_backward_pass_uses_the_outputs_of_a_forward_pass() -> None:
+    """The loss uses one of two outputs of the first pass. The second one is for metrics, the third returns no tensor."""
+    notes, weight = StepNotes(), torch.ones(3, requires_grad=True)
+    notes.begin_step(StepMode.LIGHT)
+    outputs = ({"logits": weight * 2, "other": weight * 3}, (weight * 4,), "text")
+    for one in outputs:
+        notes._forwards.append(forward())
+        notes.outputs_come(None, one)  # type: ignore[arg-type]
+    outputs[0]["logits"].sum().backward()
+    step = notes.recorded_step(3, StepMode.LIGHT, 0)
+    assert [one.reaches_backward for one in step.forwards] == [True, False, None]
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [2.0, 2.0, 2.0]
+    notes.end_step()
+    notes.begin_step(StepMode.LIGHT)
+    notes._forwards.append(forward())
+    assert notes.recorded_step(4, StepMode.LIGHT, 0).forwards[0].reaches_backward is None, "not that of the step before"
 
 
 class Wrapper:

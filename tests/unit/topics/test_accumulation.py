@@ -11,7 +11,15 @@ from ddpprof.engine.finding import Predicted, Predictions
 from ddpprof.engine.topic import View
 from ddpprof.model import RecordedStep
 from ddpprof.report.topics import find_all
-from ddpprof.topics.accumulation import Accumulation, count_micro_steps, gradients_discarded, measure_accumulation
+from ddpprof.topics.accumulation import (
+    Accumulation,
+    UnusedForwards,
+    count_micro_steps,
+    gradients_discarded,
+    measure_accumulation,
+    measure_unused_forwards,
+    unused_forwards,
+)
 
 
 def twice(*optimizers: tuple[int, int], adds_up: bool = True, **changes: Any) -> RecordedStep:
@@ -166,3 +174,34 @@ def test_of_two_networks_the_costs_are_added() -> None:
     assert found.title == "DDP reduces gradients of G, D that are then discarded"
     assert found.gain_ns == round(8 * MS * (4 * 1000 + 6 * 3000) / (8 * 1000 + 8 * 3000))
     assert found.evidence.startswith("G: 4 of 8 recorded passes; D: 6 of 8 recorded passes; ")
+
+
+USED, UNUSED = forward(reaches_backward=True), forward(20, 22, 30, 37, reaches_backward=False)
+
+
+@pytest.mark.parametrize(
+    ("forwards", "expected"),
+    [
+        pytest.param((USED, UNUSED), (UnusedForwards(0, 2, 1, 17, 3),), id="for-metrics"),
+        pytest.param((USED, UNUSED, UNUSED), (UnusedForwards(0, 3, 2, 34, 3),), id="twice"),
+        pytest.param((USED, USED), (), id="both-used"),
+        pytest.param((USED, forward(reaches_backward=None)), (), id="unknown"),
+        pytest.param((USED, replace(UNUSED, has_gradients=False)), (), id="without-gradients"),
+        pytest.param((UNUSED,), (), id="no-backward-at-all"),
+    ],
+)
+def test_forward_passes_that_no_backward_pass_uses(forwards: Any, expected: tuple[UnusedForwards, ...]) -> None:
+    assert measure_unused_forwards([recorded(number, forwards=forwards) for number in range(3)]) == expected
+
+
+def test_a_forward_pass_that_is_unused_in_few_steps_is_not_reported() -> None:
+    steps = [recorded(0, forwards=(USED, UNUSED)), recorded(1, forwards=(USED,)), recorded(2, forwards=(USED,))]
+    assert measure_unused_forwards(steps) == ()
+
+
+def test_the_finding_on_unused_forward_passes() -> None:
+    view = observed(modules=(ddp_module(),), step_ns=100 * MS)
+    (found,) = unused_forwards((UnusedForwards(0, 3, 2, 8 * MS, 9), UnusedForwards(1, 2, 1, 8 * MS, 9)), view)
+    assert found.title == "2 of 3 forward passes of Net per step are not used by a backward pass"
+    assert (found.gain_ns, found.subject) == (8 * MS, {"module": "Net"})
+    assert not list(unused_forwards((UnusedForwards(0, 3, 2, MS - 1, 9),), view)), "less than 1 %"
