@@ -43,7 +43,7 @@ def shape(row: dict[str, Any]) -> tuple[int, list[tuple[int, bool]], int]:
 
 def times_within(row: dict[str, Any]) -> list[int]:
     """Of the forwards, then of the optimizers."""
-    times = [time for _, *times, _, _, _, _ in row["forwards"] for time in times]
+    times = [time for forward in row["forwards"] for time in forward[1:5]]
     return times + [time for call in row["optimizers"] for time in call]
 
 

@@ -53,7 +53,7 @@ def test_an_evaluation_before_a_capture_is_none_of_its_first_step() -> None:
 
 
 def test_whether_a_backward_pass_uses_the_outputs_of_a_forward_pass() -> None:
-    """The loss uses one of two outputs of the first pass. The second one is for metrics, the third returns no tensor."""
+    """The loss uses one of two outputs of the first pass. The second is for metrics, the third returns no tensor."""
     notes, weight = StepNotes(), torch.ones(3, requires_grad=True)
     notes.begin_step(StepMode.LIGHT)
     outputs = ({"logits": weight * 2, "other": weight * 3}, (weight * 4,), "text")
