@@ -37,7 +37,7 @@ def trace(
 
 def shape(row: dict[str, Any]) -> tuple[int, list[tuple[int, bool]], int]:
     """Number, forwards as (module, synchronizes), optimizer calls."""
-    forwards = [(module, synchronizes) for module, *_, synchronizes, _ in row["forwards"]]
+    forwards = [(forward[0], forward[7]) for forward in row["forwards"]]
     return row["number"], forwards, len(row["optimizers"])
 
 
@@ -222,5 +222,5 @@ def test_closures_and_skipped_steps(
         else:
             assert {len(row["optimizers"]) for row in light} == {0, 1}
         for row in light:
-            spans = [(start, end) for _, start, *_, end, _, _, _, _ in row["forwards"]]
+            spans = [(forward[1], forward[4]) for forward in row["forwards"]]
             assert all(end <= begin or stop <= start for start, end in spans for begin, stop in row["optimizers"])
