@@ -53,6 +53,9 @@ class DdpModule(Struct, frozen=True):
     num_batch_norms: Int64
     num_buffers_of_batch_norms: Int64 | None = None
     """number of buffers that belong to batch norm layers; ``None`` in records of older versions of ddpprof"""
+    largest_buffer: str | None = None
+    """name of the largest buffer that DDP broadcasts"""
+    largest_buffer_bytes: Int64 = 0
     unused: tuple[str, ...] | None = None
     """parameters that got no gradient in any of the examined backward passes; ``None`` if no pass was examined"""
     graph_is_static: bool | None = None

@@ -237,6 +237,8 @@ def module_facts(
     """
     batch_norms = [module for module in ddp.module.modules() if isinstance(module, _BatchNorm)]
     of_batch_norms = {id(buffer) for module in batch_norms for buffer in module.buffers(recurse=False)}
+    largest = max(ddp.modules_buffers, key=lambda buffer: buffer.nbytes, default=None)
+    names = {id(buffer): name for name, buffer in ddp.module.named_buffers()}
     hooks = getattr(ddp, "_comm_hooks", [])
     static = getattr(ddp.reducer, "_ddp_graph_static", None)
     return DdpModule(
@@ -252,6 +254,8 @@ def module_facts(
         buffer_bytes=sum(buffer.numel() * buffer.element_size() for buffer in ddp.modules_buffers),
         num_batch_norms=len(batch_norms),
         num_buffers_of_batch_norms=sum(id(buffer) in of_batch_norms for buffer in ddp.modules_buffers),
+        largest_buffer=None if largest is None else names.get(id(largest)),
+        largest_buffer_bytes=0 if largest is None else largest.nbytes,
         unused=None if unused is None else tuple(of_reducer.names[index] for index in sorted(unused)),
         graph_is_static=bool(static()) if static is not None else None,
         num_searched_passes=num_searched,

@@ -148,7 +148,7 @@ def buffers_broadcast(syncs: BufferSyncs, view: View) -> Iterator[Finding]:
         "buffers-broadcast",
         f"{buffers} broadcast before {_forwards(syncs)}",
         f"broadcasting {size(sum(m.buffer_bytes for m in modules))} takes {in_ms(view.buffer_sync_ns or 0)} per "
-        "step, and every rank waits for rank 0",
+        f"step, and every rank waits for rank 0{_largest(modules)}",
         f"{_without_broadcast(view)}. " + _if_they_may_differ(others, number),
         view.buffer_sync_ns,
         change=ddp_change(view.framework, **{_argument(view) or "broadcast_buffers": False}),
@@ -156,6 +156,14 @@ def buffers_broadcast(syncs: BufferSyncs, view: View) -> Iterator[Finding]:
             num_buffers=number, buffer_bytes=sum(m.buffer_bytes for m in modules), buffer_sync_ns=view.buffer_sync_ns
         ),
     )
+
+
+def _largest(modules: Sequence[DdpModule]) -> str:
+    """Return a clause that names the largest buffer, if its name is known."""
+    one = max(modules, key=lambda module: module.largest_buffer_bytes)
+    if one.largest_buffer is None:
+        return ""
+    return f"; the largest buffer is {one.largest_buffer} ({size(one.largest_buffer_bytes)})"
 
 
 def _num_of_batch_norms(module: DdpModule) -> int:

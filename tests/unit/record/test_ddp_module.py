@@ -128,3 +128,15 @@ def test_gradients_that_no_optimizer_uses(does: tuple[str, ...], used: int, disc
                     module.optimizer_begins(own if what == "own" else other)
     described = module.describe()
     assert (described.num_used_passes, described.num_discarded_passes) == (used, discarded)
+
+
+@pytest.mark.usefixtures("process_group")
+def test_the_largest_buffer_has_a_name() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
+    described = record(model, steps=14)
+    assert (described.num_buffers, described.largest_buffer, described.largest_buffer_bytes) == (
+        3,
+        "1.running_mean",
+        32,
+    )
+    assert record(torch.nn.Linear(8, 8), steps=14).largest_buffer is None

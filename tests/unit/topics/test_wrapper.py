@@ -165,6 +165,13 @@ def test_advice_on_buffers_and_its_change_are_those_of_the_version(
     assert says in finding.advice
 
 
+def test_the_largest_buffer_is_named() -> None:
+    module = ddp_module(**BUFFERS, broadcast_buffers=True)
+    assert "largest" not in only(observed(module, buffer_sync_ns=MS)).evidence, "a record of an older version"
+    named = replace(module, largest_buffer="queue", largest_buffer_bytes=2_000_000)
+    assert only(observed(named, buffer_sync_ns=MS)).evidence.endswith("; the largest buffer is queue (2.0 MB)")
+
+
 def test_buffers_of_a_teacher_without_gradients_are_not_broadcast() -> None:
     module = ddp_module(**BUFFERS, broadcast_buffers=True)
     both = observed(module, modules=(module, module), buffer_sync_ns=MS)
