@@ -53,9 +53,6 @@ class DdpModule(Struct, frozen=True):
     num_batch_norms: Int64
     num_buffers_of_batch_norms: Int64 | None = None
     """number of buffers that belong to batch norm layers; ``None`` in records of older versions of ddpprof"""
-    largest_buffer: str | None = None
-    """name of the largest buffer that DDP broadcasts"""
-    largest_buffer_bytes: Int64 = 0
     unused: tuple[str, ...] | None = None
     """parameters that got no gradient in any of the examined backward passes; ``None`` if no pass was examined"""
     graph_is_static: bool | None = None
@@ -68,6 +65,9 @@ class DdpModule(Struct, frozen=True):
     """number of recorded backward passes after which an optimizer took a step with the reduced gradients"""
     num_discarded_passes: Int64 = 0
     """number of recorded backward passes whose reduced gradients were set to ``None`` before an optimizer used them"""
+    largest_buffer: str | None = None
+    """name of the largest buffer that DDP broadcasts"""
+    largest_buffer_bytes: Int64 = 0
 
     @property
     def bucket_cap_mb(self) -> float | None:
