@@ -109,7 +109,7 @@ def _is_beginning(one: str, other: str) -> bool:
 
 @contextmanager
 def writing(place: object, kind: type[DdpprofError] = DdpprofError) -> Iterator[None]:
-    """Convert an ``OSError`` from writing to `place` in the block into a one-line error of type `kind`."""
+    """Convert an ``OSError`` raised while the block writes to `place` into a one-line error of type `kind`."""
     try:
         yield
     except OSError as error:

@@ -85,9 +85,9 @@ def _add_options(parser: argparse.ArgumentParser, kind: str, rounds: int) -> Non
         add(
             "--size-is",
             choices=["share", "total"],
-            help="treat the first varied option as the amount of work, and fit the step times by constant + slope × "
-            "size. 'share': the option is the work per process, and variants are compared at equal total work (default "
-            "if the name contains 'batch'); 'total': the option is the work of all processes",
+            help="treat the first varied option as the amount of work, and fit constant + slope × size to the step "
+            "times. 'share': the option is the work per process, and variants are compared at equal total work "
+            "(default if the name contains 'batch'); 'total': the option is the work of all processes",
         )
     add(
         "--set",

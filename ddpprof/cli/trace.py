@@ -129,7 +129,7 @@ def _trace_repeatedly(parser: argparse.ArgumentParser, job: JobCommand) -> int:
         if outcome.exit_code or outcome.interrupted:
             return outcome.exit_code
         if not is_quiet:
-            say(f"ddpprof: run {number} of {options.repeat} is recorded", file=sys.stderr, flush=True)
+            say(f"ddpprof: run {number} of {options.repeat} has been recorded", file=sys.stderr, flush=True)
     kept = len(rundir.repeated_runs_in(out))
     if not kept:
         say(nothing_recorded(numbered, job.name), file=sys.stderr)

@@ -211,7 +211,9 @@ class Tuning:
     losses: Mapping[Trial, Losses]
     profile_losses: Losses
     profile_ns: Steps
-    """step times of the unprofiled steps in the profile; they also count as steps of the unchanged job"""
+    """durations of those steps of the profile run that ran without the profiler; they also count as steps of the
+    unchanged job
+    """
 
     def result(self, trial: Trial) -> TrialResult:
         return next(result for result in self.results if result.trial == trial)

@@ -167,7 +167,9 @@ class RemotePath:
         return iter([self / name for name in self._listing])
 
     def open(self, mode: str = "rb") -> io.BufferedReader:
-        assert mode == "rb", "only binary reading is supported: decode text after reading, and write whole files"
+        assert mode == "rb", (
+            "files can be opened only for reading in binary mode: decode text after reading; write a whole file at once"
+        )
         with explained(self.url):
             fs, path = self._reached()
             return open_stream(fs, path, self.url)

@@ -158,7 +158,7 @@ def _of_one_job(headers: Mapping[Location, Header]) -> tuple[dict[Location, Head
     for size in sorted(sizes - {chosen}, key=lambda size: size or 0):
         names = [path.name for path, header in headers.items() if header.world_size == size]
         left_out.append(
-            f"left out: {listed(names, _MOST_NAMED)}: from a job with {size} rank{'s' if size != 1 else ''}, but the "
+            f"left out: {listed(names, _MOST_NAMED)}, from a job with {size} rank{'s' if size != 1 else ''}; the "
             f"other traces are from a job with {chosen}"
         )
     return {path: header for path, header in headers.items() if header.world_size in (chosen, None)}, left_out

@@ -103,7 +103,7 @@ def without_gradient(record: Record) -> tuple[str, ...]:
 
 
 def _detail(blamed: Position, fault: Fault, waiting: Sequence[Position]) -> str | None:
-    """Return a description of further details. For a rank that failed with an error, this is the error message."""
+    """Return further details about the rank, such as the message of the error with which it failed."""
     record = blamed.evidence.record
     error = None if record is None else error_in(record.ended)
     if blamed.hint in (Hint.OF_PEERS, Hint.OTHER_AMOUNT):

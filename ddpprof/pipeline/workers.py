@@ -239,7 +239,7 @@ def _await_workers(client: Client, address: str) -> None:
         ) from error
     if versions - {code_version()}:
         raise DdpprofError(
-            f"the Dask workers of {address} have another version of ddpprof. Install the same version on the workers."
+            f"the Dask workers of {address} run a different version of ddpprof. Install the same version there."
         )
 
 

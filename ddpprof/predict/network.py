@@ -48,8 +48,7 @@ class Network:
     is_benched: bool
     """True if fitted to a measurement of `ddpprof netbench`; False if fitted to the buckets of a run"""
     guesses_taken: bool = False
-    """True if it was not measured how much communication slows down computation; typical values for gloo are then
-    assumed
+    """True if the slowdown of computation by communication was not measured; typical values for gloo are then assumed
     """
 
     def with_guessed_cost(self, ranks_per_core: float) -> Network:

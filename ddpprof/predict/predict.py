@@ -69,7 +69,7 @@ def doubts_about(network: Network, link: Link, setting: Setting, training: Train
 
 
 def _with_most_latency(network: Network, link: Link, setting: Setting) -> Link:
-    """Return the link with the largest plausible latency and the same duration for a bucket of the run's size."""
+    """Return the link with the largest plausible latency that leaves the duration of the run's buckets unchanged."""
     num_bytes = (network.least_bytes + network.most_bytes) / 2
     rounds, usual_ns = setting.algorithm.rounds(setting.world_size or network.world_size), link.alone.ns(num_bytes)
     latency_ns = min(usual_ns, rounds * _MOST_LATENCY_OF_A_ROUND_NS)

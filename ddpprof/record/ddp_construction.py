@@ -284,7 +284,7 @@ def differing_parameters(mine: DdpModel, first: DdpModel) -> Iterator[str]:
     yield from (f"this rank does not train {name}" for name in first.parameters if name not in mine.parameters)
     if mine.parameters.keys() == first.parameters.keys():
         pairs = zip(mine.parameters, first.parameters, strict=True)
-        yield from (f"{name} is in the position of {other}" for name, other in pairs if name != other)
+        yield from (f"{name} is where the first rank has {other}" for name, other in pairs if name != other)
 
 
 def differing_arguments(mine: DdpModel, first: DdpModel) -> Iterator[str]:

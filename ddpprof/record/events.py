@@ -150,7 +150,7 @@ class Listener:
         """Called when the script replays a CUDA graph."""
 
     def rpc_sent(self, began_ns: int, future: Any, to: Any, func: Any, rpc_type: Any, args: Any, kwargs: Any) -> None:
-        """Called in any thread when a ``torch.distributed.rpc`` call was sent. `future` completes with the answer."""
+        """Called in any thread after a ``torch.distributed.rpc`` call has been sent. `future` gets the answer."""
 
 
 _EVENTS = tuple(name for name, value in vars(Listener).items() if callable(value))

@@ -136,7 +136,7 @@ def brief_report(report: Report, paths: Sequence[str]) -> Brief:
 
 
 def _filled(brief: Brief, findings: Sequence[BriefFinding], number: int) -> Brief:
-    """Return the summary with as many of the findings as fit. `number`: number of all findings."""
+    """Return the summary with as many of the findings as fit. `number`: total number of findings."""
     for num_kept in range(len(findings), 0, -1):
         if _fits(made := _with(brief, findings[:num_kept], number)):
             return made

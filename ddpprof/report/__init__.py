@@ -118,7 +118,7 @@ class Job:
     torch: str | None
     modules: tuple[Module, ...]
     num_steps: int | None = None
-    """total number of steps in the training; ``None`` if unknown"""
+    """total number of training steps; ``None`` if unknown"""
     num_micro_steps: int | None = None
     """number of batches whose gradients are accumulated in a step; ``None`` if ddpprof did not record the run"""
     recorded_with: tuple[str, ...] = ()

@@ -274,8 +274,8 @@ def code_in_backward(ranks: Sequence[RankCode], view: View) -> Iterator[Finding]
     yield Finding(
         "code-in-backward",
         f"Code of the script takes {in_ms(least.backward_ns)} of the backward pass, mostly at {of_backward[0].short}",
-        f"{'; '.join(f'{one.short}: {in_ms(one.backward_ns)}' for one in named)}, including the operators that it "
-        f"calls, as sampled in {least.num_steps} steps of rank {least.rank}",
+        f"{'; '.join(f'{one.short}: {in_ms(one.backward_ns)}' for one in named)}, including the "
+        f"operators that the line calls, as sampled in {least.num_steps} steps of rank {least.rank}",
         "If these are hooks, for example for logging gradients, run them only every 100 steps. If activation "
         "checkpointing runs the forward again, checkpoint fewer layers or none, as far as memory allows. The "
         "backward() of a custom autograd.Function cannot be left out.",

@@ -34,7 +34,7 @@ def test_a_run_that_fails_ends_the_repetition_with_its_exit_code(ddpprof: Run, t
     (tmp_path / "fails.py").write_text("raise SystemExit(5)\n")
     done = ddpprof("trace", "--repeat", "3", "--out", "runs/a", "fails.py")
     assert done.returncode == 5
-    assert "is recorded" not in done.stderr
+    assert "has been recorded" not in done.stderr
 
 
 def test_a_run_is_not_a_folder_of_runs(ddpprof: Run, tmp_path: Path) -> None:

@@ -144,8 +144,8 @@ def test_of_jobs_of_different_sizes_the_one_with_most_ranks_is_read(tmp_path: Pa
     loaded = load_run(tmp_path)
     assert [rank.rank for rank in loaded.ranks] == [0, 1, 3]
     assert loaded.missing == (
-        "left out: f.json: from a job with 1 rank, but the other traces are from a job with 4",
-        "left out: a.json, b.json: from a job with 2 ranks, but the other traces are from a job with 4",
+        "left out: f.json, from a job with 1 rank; the other traces are from a job with 4",
+        "left out: a.json, b.json, from a job with 2 ranks; the other traces are from a job with 4",
         "rank 2 of 4 wrote no trace",
     )
 

@@ -185,7 +185,7 @@ HALF = ((2,), "float16")
         pytest.param(
             {"b": SMALL, "a": SMALL},
             {"a": SMALL, "b": SMALL},
-            ["b is in the position of a", "a is in the position of b"],
+            ["b is where the first rank has a", "a is where the first rank has b"],
             id="order",
         ),
     ],
@@ -257,7 +257,7 @@ def test_a_rank_compares_itself_with_rank_0(
     [
         pytest.param(
             {"key": torch.float32, "query": torch.float32},
-            "key is in the position of query; query is in the position of key",
+            "key is where the first rank has query; query is where the first rank has key",
             id="another-order",
         ),
         pytest.param(
