@@ -210,7 +210,7 @@ def test_ctrl_c_keeps_what_is_measured_and_resume_goes_on(ddpprof: Run, tmp_path
         pytest.param(["overhead"], "nothing to run", id="no-script"),
         pytest.param(["overhead", "absent.py"], "there is no script absent.py", id="no-such-script"),
         pytest.param(["sweep", "train.py"], "specify what to vary", id="nothing-to-vary"),
-        pytest.param(["sweep", "train.py", "--vary", "x"], "does not list values", id="no-values"),
+        pytest.param(["sweep", "train.py", "--vary", "x"], "has no list of values", id="no-values"),
         pytest.param(["scale", "--nproc", "0,1", "train.py"], "must be at least 1", id="no-process"),
         pytest.param(["scale", "--no-weak", "train.py"], "nothing to measure", id="neither-weak-nor-strong"),
         pytest.param(["scale", "--", "mpirun", "train"], "use {nproc} for the number of processes", id="no-place"),

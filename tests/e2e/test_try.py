@@ -31,7 +31,7 @@ def test_workers_for_a_slow_loader_are_confirmed_and_kept_in_the_run(ddpprof: Ru
     assert confirm.startswith("ddpprof try slow_loader --finding ")
     ended = ddpprof(*confirm.split()[1:], "--out", "t", *TRIALS)
     assert ended.returncode == 0, ended.stderr
-    assert "6 starts" in ended.stdout.splitlines()[0]
+    assert "6 times for" in ended.stdout.splitlines()[0]
     one = tried(ddpprof, "t")
     assert one["promise"]["rule"] == "idle-for-data"
     assert one["outcome"] == "confirmed", one
