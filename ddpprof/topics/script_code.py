@@ -57,6 +57,7 @@ class CodeLine:
     outside_ns: Annotated[
         int, Number("time of the operators that the line calls outside forward, loss, backward and optimizer")
     ] = 0
+    own_outside_ns: Annotated[int, Number("part of `outside_ns` that is not spent in functions of PyTorch")] = 0
     loss_ns: Annotated[
         int, Number("time of the operators that the line's own code calls between forward and backward")
     ] = 0
@@ -113,20 +114,23 @@ def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
     idle = [sampled.times(_long(split.idle), sampled.is_own) for split in found.values()]
     data = [sampled.times(split.data, sampled.is_own) for split in found.values()]
     whole = [sampled.times(_without_collectives(rank, trace, step), sampled.is_in_backward) for step in steps]
-    outside, loss = [], []
+    outside, own_outside, loss = [], [], []
     for step, split in found.items():
         spans, between = _outside_passes(trace, step), _between_passes(trace, step)
         if trace.device == "cpu":
             gaps = _long(split.idle)
             in_gaps = sampled.times(intersect(spans, gaps), sampled.is_own, of_callers=True)
             outside.append(sampled.times(spans, ~sampled.is_in_backward, of_callers=True) - in_gaps)
+            own_outside.append(sampled.times(subtract(spans, gaps), sampled.is_own, of_callers=True))
             loss.append(sampled.times(subtract(between, gaps), sampled.is_own, of_callers=True))
         else:
             outside.append(sampled.launched(trace, step, spans, ~sampled.is_in_backward))
+            own_outside.append(sampled.launched(trace, step, spans, sampled.is_own))
             loss.append(sampled.launched(trace, step, between, sampled.is_own))
     lines: dict[str, CodeLine] = {}
     of_lines = {"idle_ns": idle, "data_ns": data, "backward_ns": whole}
-    for names, measured in ((sampled.lines, of_lines), (sampled.callers, {"outside_ns": outside, "loss_ns": loss})):
+    of_callers = {"outside_ns": outside, "own_outside_ns": own_outside, "loss_ns": loss}
+    for names, measured in ((sampled.lines, of_lines), (sampled.callers, of_callers)):
         medians = {name: np.median(times, axis=0).astype(np.int64).tolist() for name, times in measured.items()}
         for index, line in enumerate(names):
             one = lines.get(line, CodeLine(line, 0, 0))
@@ -297,7 +301,8 @@ def code_outside_passes(ranks: Sequence[RankCode], view: View) -> Iterator[Findi
     has_loss = least.loss_ns >= _MUCH_OF_LOSS * step_ns
     took = {one: one.outside_ns + (one.loss_ns if has_loss else 0) for one in least.lines}
     took_ns = sum(took.values())
-    if not step_ns or took_ns < _MUCH_OUTSIDE * step_ns:
+    own_ns = sum(one.own_outside_ns for one in least.lines)
+    if not step_ns or (took_ns < _MUCH_OUTSIDE * step_ns and own_ns < _MUCH_OF_OWN * step_ns):
         return
     lines = sorted((one for one in took if took[one] >= _WORTH_NAMING * took_ns), key=lambda one: -took[one])
     named = ", ".join(f"{one.short} ({in_ms(took[one])})" for one in lines[:_MOST_LINES])
@@ -319,6 +324,8 @@ def code_outside_passes(ranks: Sequence[RankCode], view: View) -> Iterator[Findi
 
 _MUCH_OUTSIDE = 0.05
 """operators outside the passes are reported if they take at least this share of the step"""
+_MUCH_OF_OWN = 0.03
+"""the same for operators that the script's own lines call, rather than functions of PyTorch such as clip_grad_norm_"""
 _MUCH_OF_LOSS = 0.1
 """operators between forward and backward count if the script's own lines call them for at least this share of the
 step; a loss function of PyTorch does not count

@@ -169,8 +169,14 @@ def test_code_in_a_module_outside_ddp_counts_for_its_caller() -> None:
     assert [line.line for line in found.lines if line.idle_ns] == [AVERAGE], "Python code counts where it is"
 
 
+def test_less_is_reported_of_the_scripts_own_operators_than_of_functions_of_pytorch() -> None:
+    for own_ms, is_reported in ((3, True), (2, False)):
+        code = RankCode(0, 5, (CodeLine(CLIP, 0, 0, 0, 4 * MS, own_ms * MS),))
+        assert bool(list(code_outside_passes([code], View(1, step_ns=100 * MS)))) is is_reported
+
+
 def test_a_large_part_of_the_loss_counts_as_outside() -> None:
-    lines = (CodeLine(AVERAGE, 0, 0, 0, MS, 9 * MS), CodeLine(CLIP, 0, 0, 0, 3 * MS))
+    lines = (CodeLine(AVERAGE, 0, 0, 0, MS, 0, 9 * MS), CodeLine(CLIP, 0, 0, 0, 3 * MS))
     (found,) = code_outside_passes([RankCode(0, 5, lines)], View(1, step_ns=90 * MS))
     assert found.gain_ns == 13 * MS
     assert found.evidence.endswith("; 9.00 ms of it between forward and backward, as part of the loss")
