@@ -418,8 +418,9 @@ class PulseWriter(Listener):
         self.begins(_OTHER)
         words = self.words
         now = words[_SINCE]
-        if self._num_compiled != num_compiled():
-            self._num_compiled = num_compiled()
+        compiled = num_compiled()
+        if compiled != self._num_compiled:
+            self._num_compiled = compiled
             self._flags |= _COMPILED
         if self._flags:
             self._note((NOTED_FLAGS, self._flags))

@@ -108,6 +108,7 @@ def tensor_bytes(thing: Any) -> int:
 
 
 _MOST_OUTPUTS = 20
+"""maximum number of output tensors of a forward pass that are checked for use in a backward pass"""
 _MAX_CHECKPOINTS_KEPT = 64
 _FRAMEWORK_BY_MODULE = {
     "transformers.trainer": "transformers",
@@ -429,7 +430,10 @@ class StepNotes(Listener):
             module.accumulating_forward_is_over()
 
     def outputs_come(self, ddp: DistributedDataParallel, outputs: Any) -> None:
-        """Watch whether a backward pass uses the outputs. In jobs that compile code, this might compile the hook."""
+        """Record whether a backward pass uses the outputs.
+
+        Jobs that use torch.compile are left out, because it might compile the hook.
+        """
         if not self._forwards or not torch.is_grad_enabled() or num_compiled():
             return
         used, index = self._used, len(self._forwards) - 1

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ddpprof.engine.finding import Finding, only_known
 from ddpprof.engine.topic import Topic, View
@@ -44,17 +45,19 @@ def measure_copies(rank: Rank, steps: Sequence[int]) -> RankCopies | None:
         return None
     to_device = [name for name, text in enumerate(trace.names) if TO_DEVICE.search(text)]
     pageable = [name for name in to_device if PAGEABLE in trace.names[name]]
-    names, in_step = trace.copies.name, trace.copies.step
-    numbers = [int(np.count_nonzero(np.isin(names, to_device) & (in_step == step))) for step in steps]
+    is_to_device, is_pageable = (np.isin(trace.copies.name, names) for names in (to_device, pageable))
+    numbers = [int(np.count_nonzero(is_to_device & (trace.copies.step == step))) for step in steps]
     if not any(numbers):
         return None
     exposed = [split.copies for step in steps if (split := split_step(trace, step)) is not None]
 
-    def exposed_ns(of_names: Sequence[int]) -> int:
-        copied = union_of(trace.copies, np.isin(names, of_names))
+    def exposed_ns(rows: NDArray[np.bool_]) -> int:
+        copied = union_of(trace.copies, rows)
         return round(median(intersect(spans, copied).total_ns for spans in exposed))
 
-    return RankCopies(rank.rank, len(exposed), float(median(numbers)), exposed_ns(to_device), exposed_ns(pageable))
+    return RankCopies(
+        rank.rank, len(exposed), float(median(numbers)), exposed_ns(is_to_device), exposed_ns(is_pageable)
+    )
 
 
 def exposed_copies(ranks: Sequence[RankCopies], view: View) -> Iterator[Finding]:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from ddpprof.engine.finding import Finding, only_known
 from ddpprof.engine.numbers import Number
 from ddpprof.engine.topic import Topic, View
-from ddpprof.intervals import Spans, intersect, subtract, union, union_of
+from ddpprof.intervals import Spans, merge, subtract, union, union_of
 from ddpprof.layout import in_ms
 from ddpprof.model import UNKNOWN, CodeSamples, Mark, Rank, Trace
 from ddpprof.model.backends import is_accelerator
@@ -115,18 +115,20 @@ def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
     data = [sampled.times(split.data, sampled.is_own) for split in found.values()]
     whole = [sampled.times(_without_collectives(rank, trace, step), sampled.is_in_backward) for step in steps]
     outside, own_outside, loss = [], [], []
+    waits, is_library = _waits(trace), ~sampled.is_own & ~sampled.is_in_backward
     for step, split in found.items():
-        spans, between = _outside_passes(trace, step), _between_passes(trace, step)
+        passes = _passes(trace, step)
+        spans, between = (subtract(one, waits) for one in (_outside(trace, step, passes), _between(trace, passes)))
         if trace.device == "cpu":
             gaps = _long(split.idle)
-            in_gaps = sampled.times(intersect(spans, gaps), sampled.is_own, of_callers=True)
-            outside.append(sampled.times(spans, ~sampled.is_in_backward, of_callers=True) - in_gaps)
-            own_outside.append(sampled.times(subtract(spans, gaps), sampled.is_own, of_callers=True))
+            own = sampled.times(subtract(spans, gaps), sampled.is_own, of_callers=True)
+            outside.append(own + sampled.times(spans, is_library, of_callers=True))
             loss.append(sampled.times(subtract(between, gaps), sampled.is_own, of_callers=True))
         else:
-            outside.append(sampled.launched(trace, step, spans, ~sampled.is_in_backward))
-            own_outside.append(sampled.launched(trace, step, spans, sampled.is_own))
+            own = sampled.launched(trace, step, spans, sampled.is_own)
+            outside.append(own + sampled.launched(trace, step, spans, is_library))
             loss.append(sampled.launched(trace, step, between, sampled.is_own))
+        own_outside.append(own)
     lines: dict[str, CodeLine] = {}
     of_lines = {"idle_ns": idle, "data_ns": data, "backward_ns": whole}
     of_callers = {"outside_ns": outside, "own_outside_ns": own_outside, "loss_ns": loss}
@@ -204,42 +206,50 @@ def _without_collectives(rank: Rank, trace: Trace, step: int) -> Spans:
     return subtract(whole, collectives_in_backward(trace, step))
 
 
-def _outside_passes(trace: Trace, step: int) -> Spans:
-    """Return the spans of the step in which the host runs none of the passes; none if it has no DDP forward pass."""
-    host, span = trace.host_spans, trace.steps[step]
-    begins, ends, backwards = _passes(trace, step)
-    if not len(begins):
-        return Spans(begins, ends)
-    after = np.searchsorted(begins, host.start_ns[backwards], side="right") - 1
-    np.maximum.at(ends, after[after >= 0], host.end_ns[backwards][after >= 0])
-    left = subtract(Spans(np.array([span.start_ns]), np.array([span.end_ns])), union(begins, ends))
-    return _without_waits(trace, left)
+@dataclass(frozen=True, slots=True)
+class _Passes:
+    """The DDP forward passes of a step, in ns, and the rows of its backward nodes among the trace's host spans."""
+
+    begins_ns: NDArray[np.int64]
+    ends_ns: NDArray[np.int64]
+    backward_rows: NDArray[np.int64]
 
 
-def _between_passes(trace: Trace, step: int) -> Spans:
-    """Return the spans of the step from the end of each forward pass to the beginning of its backward pass."""
-    begins, ends, backwards = _passes(trace, step)
-    first = np.sort(trace.host_spans.start_ns[backwards])
-    at = np.searchsorted(first, ends)
-    following = np.append(begins[1:], np.iinfo(np.int64).max)
-    has_backward = at < len(first)
-    has_backward[has_backward] = first[at[has_backward]] < following[has_backward]
-    return _without_waits(trace, union(ends[has_backward], first[at[has_backward]]))
-
-
-def _passes(trace: Trace, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the begins and ends of the DDP forward passes of a step, in ns, and the rows of its backward nodes."""
+def _passes(trace: Trace, step: int) -> _Passes:
     host, span = trace.host_spans, trace.steps[step]
     in_step = (host.start_ns >= span.start_ns) & (host.start_ns < span.end_ns)
     forwards, backwards = (np.flatnonzero(in_step & (host.mark == mark)) for mark in (Mark.FORWARD, Mark.BACKWARD))
-    return np.sort(host.start_ns[forwards]), np.maximum.accumulate(np.sort(host.end_ns[forwards])), backwards
+    return _Passes(np.sort(host.start_ns[forwards]), np.maximum.accumulate(np.sort(host.end_ns[forwards])), backwards)
 
 
-def _without_waits(trace: Trace, spans: Spans) -> Spans:
-    """Return the spans without the optimizer, waiting for data, and communication of the host."""
-    for mark in (Mark.OPTIMIZER, Mark.DATA):
-        spans = subtract(spans, marked_spans(trace, mark))
-    return subtract(spans, union_of(trace.collectives)) if trace.device == "cpu" else spans
+def _outside(trace: Trace, step: int, passes: _Passes) -> Spans:
+    """Return the spans of the step in which the host runs none of the passes; none if it has no DDP forward pass."""
+    host, span, rows = trace.host_spans, trace.steps[step], passes.backward_rows
+    if not len(passes.begins_ns):
+        return Spans(passes.begins_ns, passes.ends_ns)
+    ends_ns, forward = passes.ends_ns.copy(), np.searchsorted(passes.begins_ns, host.start_ns[rows], side="right") - 1
+    np.maximum.at(ends_ns, forward[forward >= 0], host.end_ns[rows][forward >= 0])
+    whole = Spans(np.array([span.start_ns]), np.array([span.end_ns]))
+    return subtract(whole, union(passes.begins_ns, ends_ns))
+
+
+def _between(trace: Trace, passes: _Passes) -> Spans:
+    """Return the spans from the end of each forward pass to the beginning of its backward pass."""
+    starts_ns = np.sort(trace.host_spans.start_ns[passes.backward_rows])
+    following_ns = np.append(passes.begins_ns[1:], np.iinfo(np.int64).max)
+    at = np.searchsorted(starts_ns, passes.ends_ns)
+    has_backward = at < len(starts_ns)
+    has_backward[has_backward] = starts_ns[at[has_backward]] < following_ns[has_backward]
+    return union(passes.ends_ns[has_backward], starts_ns[at[has_backward]])
+
+
+def _waits(trace: Trace) -> Spans:
+    """Return the spans of the trace that count neither as outside the passes nor as loss.
+
+    These are the optimizer, waiting for data and, on CPU, communication.
+    """
+    waits = merge(marked_spans(trace, Mark.OPTIMIZER), marked_spans(trace, Mark.DATA))
+    return merge(waits, union_of(trace.collectives)) if trace.device == "cpu" else waits
 
 
 def _long(idle: Spans) -> Spans:

@@ -379,8 +379,8 @@ def long_steps(run: WholeRun, view: View) -> Iterator[Finding]:
         share = pause.extra_ns / run.duration_ns if run.duration_ns else 0
         may_be_chance = pause.kind is PauseKind.UNKNOWN and pause.every is None
         least = _MUCH_OF_CHANCE if may_be_chance else _MUCH
-        is_other = pause.kind in (PauseKind.RECORDING, PauseKind.COMPILATION)
-        if is_other or pause.num_steps < _FEW_PAUSES or share < least or watched_steps <= 0:
+        is_left_out = pause.kind in (PauseKind.RECORDING, PauseKind.COMPILATION)
+        if is_left_out or pause.num_steps < _FEW_PAUSES or share < least or watched_steps <= 0:
             continue
         advice, change = _shorter(pause, view)
         yield Finding(
