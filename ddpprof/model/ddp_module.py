@@ -7,7 +7,7 @@ follows ``compute_bucket_assignment_by_size`` of PyTorch 2.13, as called by ``Di
 
 DDP first assigns gradients to buckets in reverse parameter order. Unless it searches for unused parameters in every
 iteration, it then rebuilds the buckets in the order in which gradients became ready on rank 0: at the second forward
-pass pass, or at the third one with a static graph.
+pass, or at the third one with a static graph.
 """
 
 from __future__ import annotations
