@@ -185,6 +185,7 @@ class Session(Listener):
             return
         self.graphs.end_step()
         self.window.end_step()
+        EVENTS.step_ends(self.window.step)
         if self.window.is_to_open:
             self._open_files()
         self.window.begin_step()
@@ -196,6 +197,7 @@ class Session(Listener):
     def count_step(self) -> None:
         """Count a step that is not recorded in detail."""
         self.window.count_step()
+        EVENTS.step_ends(self.window.step)
         if self._pulse is not None and self._pulse.captures.request is not None:
             self._look_for_capture()
 

@@ -164,10 +164,9 @@ class Window:
         """Count a step that has ended."""
         if self.profiler.left is not None:
             self.profiler.clear_away()
-        self.step = num_steps = self.step + 1
+        self.step += 1
         if self.mode not in _UNRECORDED:
             EVENTS.flagged(StepFlag.RECORDED)
-        EVENTS.step_ends(num_steps)
 
     @property
     def num_skipped(self) -> int:

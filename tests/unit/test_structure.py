@@ -3,26 +3,32 @@
 import ast
 from collections import Counter
 
-from structure import circles, imports_at_start, modules
+import pytest
+from structure import Module, circles, imports_at_start, modules
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+@pytest.fixture(scope="module")
+def known() -> list[Module]:
+    return modules()
+
+
+def test_no_modules_import_each_other_in_a_circle(known: list[Module]) -> None:
     """Imports for types alone count, too."""
-    assert circles(imports_at_start(modules())) == []
+    assert circles(imports_at_start(known)) == []
 
 
-def test_functions_stay_short() -> None:
-    lengths = sorted(length for one in modules() for length in one.function_lines)
+def test_functions_stay_short(known: list[Module]) -> None:
+    lengths = sorted(length for one in known for length in one.function_lines)
     assert lengths[len(lengths) // 2] <= 8
     assert lengths[len(lengths) * 95 // 100] < 30
     assert lengths[-1] <= 80
 
 
-def test_no_name_of_a_module_is_given_twice() -> None:
+def test_no_name_of_a_module_is_given_twice(known: list[Module]) -> None:
     """After modules were merged, a constant of one replaced that of the other."""
     twice = {
         f"{module.name}: {name}"
-        for module in modules()
+        for module in known
         for name, times in Counter(_assigned(module.tree)).items()
         if times > 1
     }

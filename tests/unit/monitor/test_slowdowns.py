@@ -254,8 +254,9 @@ def test_of_very_many_those_stay_that_cost_most(monkeypatch: pytest.MonkeyPatch)
     growths = (6.0, 30.0, 12.0, 18.0, 24.0)
     rows = [{}] * 300 + [row for growth in growths for row in [{"forward": 20.0 + growth}] * 100 + [{}] * 200]
     watch = SlowdownWatch()
-    for until in range(10, len(rows) + 1, 10):
-        watch.update({0: pulse_of(rows_of(steps_of(with_noise(rows)), slice(0, until)), 0)})
+    steps = steps_of(with_noise(rows))
+    for until in range(50, len(rows) + 1, 50):
+        watch.update({0: pulse_of(rows_of(steps, slice(0, until)), 0)})
     assert [round(slow.growth * 60) for slow in watch.slowdowns] == [30, 18, 24]
     assert all(slow.last_step is not None and slow.ended_ns is not None for slow in watch.slowdowns)
 

@@ -396,8 +396,8 @@ def led(by: Agreement, rank: int) -> None:
     by.offer("runs/a", "id", None)
 
 
-def everyone_of(agreements: list[Agreement]) -> list[bool]:
-    verdicts = [one.verdict() for one in agreements]
+def everyone_of(agreements: list[Agreement], **patience: float) -> list[bool]:
+    verdicts = [one.verdict(**patience) for one in agreements]
     return [one is not None and one.everyone for one in verdicts]
 
 
@@ -411,7 +411,7 @@ def test_ranks_that_do_not_train_are_not_awaited(store: dist.Store) -> None:
 def test_each_process_group_has_a_verdict_of_its_own(store: dist.Store) -> None:
     ranks = recording(store, 4, {0: (0, 1), 2: (2, 3), 3: (2, 3)})
     led(ranks[0], 0)
-    assert everyone_of(ranks) == [False, True, True], "rank 1 does not record"
+    assert everyone_of(ranks, patience_s=0.1) == [False, True, True], "rank 1 does not record"
 
 
 def test_process_groups_that_overlap(store: dist.Store) -> None:
@@ -422,7 +422,7 @@ def test_process_groups_that_overlap(store: dist.Store) -> None:
 
 def test_no_rank_leads_yet(store: dist.Store) -> None:
     ranks = recording(store, 3, {1: (1, 2), 2: (1, 2)})
-    assert ranks[0].verdict() is None
+    assert ranks[0].verdict(patience_s=0.1) is None
     led(ranks[0], 1)
     assert [one.verdict() for one in ranks] == [AgreedRecording("runs/a", "id", True, None, 1)] * 2
 
