@@ -142,7 +142,7 @@ $(TEST)/tools: pyproject.toml constraints.txt
 	fi
 	@touch $@
 
-$(TEST)/wheel: $(TEST)/tools $(SOURCES) LICENSE
+$(TEST)/wheel: $(TEST)/tools $(SOURCES) LICENSE skills/ddpprof/SKILL.md docs/reference/findings.md
 	rm -rf dist
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist . >$(TEST)/build.log || { cat $(TEST)/build.log; false; }
 	$(BIN)/pip install --quiet --no-deps --force-reinstall dist/*.whl

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 from ddpprof.errors import nearest_words
 from ddpprof.layout import Definition
@@ -18,6 +21,8 @@ class Term:
     """path of the value in the JSON report"""
     aliases: tuple[str, ...] = ()
     """other names of the term, including table columns"""
+    change: str = ""
+    """change that a finding suggests"""
 
 
 TERMS = (
@@ -384,14 +389,37 @@ TERMS = (
 )
 
 
+@cache
+def findings() -> Mapping[str, Term]:
+    """Return all findings by their names, from the page ``docs/reference/findings.md``, which the wheel contains."""
+    package = Path(__file__).parents[1]
+    pages = (package / "findings.md", package.parent / "docs" / "reference" / "findings.md")
+    text = next((page.read_text(encoding="utf-8") for page in pages if page.is_file()), "")
+    rows = re.findall(
+        r"^\| `([a-z-]+)` \| (.*) \| (.*) \|$", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text), re.MULTILINE
+    )
+    return {name: Term(name, _condition(condition), change=change) for name, condition, change in rows}
+
+
+def _condition(cell: str) -> str:
+    what, colon, condition = cell.partition("*correctness*: ")
+    return f"A finding about correctness. Reported if {condition}." if colon else f"A finding. Reported if {what}."
+
+
 def find_term(words: str) -> Term | None:
     """Return the term with this name or alias, ignoring case, hyphens and underscores; ``None`` if there is none."""
     return _BY_NAME.get(_key(words))
 
 
+def find_finding(words: str) -> Term | None:
+    """Return the finding with this name, ignoring case, hyphens and underscores; ``None`` if there is none."""
+    return _by_key(findings().values()).get(_key(words))
+
+
 def similar_terms(words: str) -> tuple[str, ...]:
-    """Return the names of terms that are spelled similarly."""
-    return tuple(dict.fromkeys(_BY_NAME[name].name for name in nearest_words(_key(words), _BY_NAME, 3)))
+    """Return the names of terms and findings that are spelled similarly."""
+    known = {**_by_key(findings().values()), **_BY_NAME}
+    return tuple(dict.fromkeys(known[name].name for name in nearest_words(_key(words), known, 3)))
 
 
 def term_sections(terms: Iterable[Term]) -> Iterable[Definition]:
@@ -403,6 +431,7 @@ def term_sections(terms: Iterable[Term]) -> Iterable[Definition]:
                 (what, text)
                 for what, text in (
                     ("formula", term.formula),
+                    ("the change", term.change),
                     ("in the JSON report", term.field),
                     ("also", ", ".join(name for name in term.aliases if "," not in name)),
                 )
@@ -415,4 +444,8 @@ def _key(words: str) -> str:
     return " ".join(words.replace("-", " ").replace("_", " ").lower().split())
 
 
-_BY_NAME = {_key(name): term for term in TERMS for name in (term.name, *term.aliases)}
+def _by_key(terms: Iterable[Term]) -> dict[str, Term]:
+    return {_key(name): term for term in terms for name in (term.name, *term.aliases)}
+
+
+_BY_NAME = _by_key(TERMS)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddpprof.render.glossary import TERMS, Term, find_term, similar_terms
+from ddpprof.render.glossary import TERMS, Term, find_finding, find_term, findings, similar_terms
 from ddpprof.render.json_documents import schema
 from ddpprof.report import Report
 
@@ -41,6 +41,24 @@ def test_every_name_stands_for_one_term() -> None:
 @pytest.mark.parametrize("words", ["Exposed Comm", "exposed-communication", " EXPOSED ", "exposed_comm"])
 def test_a_term_is_found_however_it_is_written(words: str) -> None:
     assert find_term(words).name == "exposed"
+
+
+@pytest.mark.parametrize("words", ["buffers-broadcast", "Buffers broadcast"])
+def test_a_finding_is_explained_by_its_row_in_the_documentation(words: str) -> None:
+    term = find_finding(words)
+    assert term is not None
+    assert term.definition.startswith("A finding. Reported if DDP broadcasts buffers, such as running statistics, ")
+    assert "`forward_sync_buffers=False`" in term.change
+    assert "buffers-broadcast" in similar_terms("bufers-broadcast")
+
+
+def test_each_finding_has_a_condition_and_a_change_without_links() -> None:
+    assert len(findings()) > 60
+    assert all(term.change and "](" not in term.change + term.definition for term in findings().values())
+    assert all(find_finding(name) is not None for name in findings())
+    assert findings()["same-samples"].definition == (
+        "A finding about correctness. Reported if ranks train on the same samples."
+    )
 
 
 def test_what_is_no_term() -> None:
