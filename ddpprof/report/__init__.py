@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 from ddpprof.engine.finding import Finding
 from ddpprof.engine.numbers import DEVICE, HOST
 from ddpprof.engine.topic import Topic
-from ddpprof.model import StepMode
 from ddpprof.model.whole_run import WholeRun
 from ddpprof.predict import AcceptedCaps, accepted_caps
 from ddpprof.statistics import mean_known, median_known
@@ -34,7 +33,7 @@ from ddpprof.topics.own_reduction import OwnReduction
 from ddpprof.topics.ranks.across import AcrossRanks
 from ddpprof.topics.rpc import RankRpc
 from ddpprof.topics.script_collectives import OutsideCalls
-from ddpprof.topics.steps.measure import LightStepReport, RankReport, StepReport
+from ddpprof.topics.steps.measure import TIMED_MODES, LightStepReport, RankReport, StepReport, profiler_cost
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -83,7 +82,6 @@ __all__ = [
 
 
 _OfRun = TypeVar("_OfRun")
-_TIMED = (StepMode.OFF, StepMode.LIGHT)
 """modes of steps without the profiler, whose duration is affected by the light recorder at most"""
 
 REPORT_FORMAT = 3
@@ -265,7 +263,7 @@ class Report(ShownInNotebooks):
     def timed_steps_ns(self) -> list[float]:
         """Durations of the steps without the profiler, in ns, as means over the ranks. Empty on an accelerator."""
         by_number: dict[int, list[int]] = {}
-        for step in (step for rank in self.ranks_together for step in rank.light_steps if step.mode in _TIMED):
+        for step in (step for rank in self.ranks_together for step in rank.light_steps if step.mode in TIMED_MODES):
             by_number.setdefault(step.step, []).append(step.duration_ns)
         return [] if self.times else [fmean(of_ranks) for _, of_ranks in sorted(by_number.items())]
 
@@ -273,6 +271,13 @@ class Report(ShownInNotebooks):
     def profiled_step_ns(self) -> int | None:
         """Mean duration of the profiled steps over which tables average, in ns."""
         return mean_known(step.duration_ns for rank in self.ranks_together for step in self.averaged(rank))
+
+    @property
+    def profiler_ns(self) -> int:
+        """Time by which the profiler makes a step longer, in ns; 0 if unknown."""
+        if self.on_accelerator:
+            return profiler_cost(self.ranks_together, self.usual_steps) or 0
+        return max(0, (self.profiled_step_ns or 0) - (self.step_ns or 0))
 
     def averaged(self, rank: RankReport) -> tuple[StepReport, ...]:
         """Return the steps of the rank over which tables average."""

@@ -25,9 +25,9 @@ from ddpprof.predict.replay import NOTHING, Cost, Link, Training, joint
 from ddpprof.report import Report
 from ddpprof.topics.buckets.steps import fits
 from ddpprof.topics.buckets.traced import TracedPasses, usual_passes, usual_sizes
+from ddpprof.topics.steps.measure import TIMED_MODES
 
 LEAST_STEPS = 2
-_TIMED = (StepMode.OFF, StepMode.LIGHT)
 
 _FEW_STEPS = 0.1
 """backward passes through a set of DDP modules are ignored if they occur in at most this share of the steps"""
@@ -360,7 +360,7 @@ def _caps(module: DdpModule) -> Caps:
 def _measured_ns(recorded: Recorded) -> list[float]:
     """Return the durations of the steps that were not profiled, in ns, as means over the ranks."""
     by_number: dict[int, list[int]] = {}
-    for step in (step for steps in recorded.values() for step in steps if step.mode in _TIMED):
+    for step in (step for steps in recorded.values() for step in steps if step.mode in TIMED_MODES):
         by_number.setdefault(step.number, []).append(step.end_ns - step.start_ns)
     return [fmean(times) for _, times in sorted(by_number.items())]
 

@@ -231,17 +231,20 @@ def _latency(trace: Trace) -> int:
 
 def launch_bound(late_ns: int, view: View) -> Iterator[Finding]:
     """Report an accelerator that is idle because the host launches its next kernel too late."""
-    if not view.step_ns or late_ns < _MUCH * view.step_ns:
+    gain_ns = max(0, late_ns - (view.profiler_ns or 0))
+    if not view.step_ns or gain_ns < _MUCH * view.step_ns:
         return
+    without = "this time is shorter without the profiler"
+    if view.profiler_ns:
+        without = f"the gain does not include the {in_ms(view.profiler_ns)} by which the profiler makes a step longer"
     yield Finding(
         "launch-bound",
         "The accelerator waits for the host",
         f"the accelerator is idle for {in_ms(late_ns)} per step ({late_ns / view.step_ns:.0%} of the step) because "
-        "the next kernel had not been launched yet. Profiling slows the host, so this time is shorter without the "
-        "profiler",
+        f"the next kernel had not been launched yet. Profiling slows the host: {without}",
         f"Launch fewer and larger kernels: {_OF_CUDA if view.has_cuda else _OF_OTHERS}.",
-        late_ns,
-        numbers=only_known(launch_bound_ns=late_ns),
+        gain_ns,
+        numbers=only_known(launch_bound_ns=late_ns, profiler_ns=view.profiler_ns),
     )
 
 

@@ -332,7 +332,7 @@ def verdict_of_steps(report: Report) -> StepVerdict:
     else:
         text += f"In the profiled steps, e{exposed} of {in_ms(profiled_ns)} ({percent(share)})."
     idle = _IDLE_OF_DEVICE if is_accelerator(report.job.device) else _IDLE_OF_HOST
-    text += _larger_cost(steps, exposed_ns, profiled_ns, idle, profiler_ns=max(0, profiled_ns - (step_ns or 0)))
+    text += _larger_cost(steps, exposed_ns, profiled_ns, idle, profiler_ns=report.profiler_ns)
     text += _left_out(report, len({step.step for step in steps}))
     return StepVerdict(text, tuple(numbers))
 

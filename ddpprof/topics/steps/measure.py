@@ -12,7 +12,7 @@ differ from ddpprof's. `TorchTimes` contains times by DDP's definitions, compute
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import exp, log
@@ -23,7 +23,7 @@ from ddpprof.engine.numbers import DEVICE, HOST, Number, Part
 from ddpprof.engine.topic import ReportView, TableSchema
 from ddpprof.model import DdpModule, Mark, Rank, RecordedStep, StepMode, Trace
 from ddpprof.model.record import TORCH_TIMES
-from ddpprof.statistics import median_known
+from ddpprof.statistics import mean_known, median_known
 from ddpprof.topics.buckets.steps import BucketStep, measure_buckets
 from ddpprof.topics.devices import DeviceLoad, measure_devices, median_load
 from ddpprof.topics.idle import Gaps, Idle, find_gaps, measure_idle
@@ -92,6 +92,26 @@ class RankReport:
     def averaged(self, usual_steps: Collection[int]) -> tuple[StepReport, ...]:
         """Return the steps over which tables average. `usual_steps`: their numbers; empty for all steps."""
         return tuple(step for step in self.measured_steps if not usual_steps or step.step in usual_steps)
+
+
+TIMED_MODES = (StepMode.OFF, StepMode.LIGHT)
+"""modes of steps that show how long a step takes without the profiler"""
+
+
+def profiler_cost(ranks: Iterable[RankReport], usual_steps: Collection[int]) -> int | None:
+    """Return by how much profiled steps of an accelerator are longer than other steps, in ns, on the rank with the
+    smallest difference; ``None`` if no step ran without the profiler.
+
+    Durations of other steps are host times. If they are too short because the host runs ahead, the accelerator does
+    not wait for the host without the profiler.
+    """
+    costs = []
+    for rank in ranks:
+        profiled_ns = mean_known(step.duration_ns for step in rank.averaged(usual_steps))
+        timed_ns = median_known(step.duration_ns for step in rank.light_steps if step.mode in TIMED_MODES)
+        if profiled_ns is not None and timed_ns is not None:
+            costs.append(max(0, profiled_ns - timed_ns))
+    return min(costs, default=None)
 
 
 def rank_report(rank: Rank, _steps: Sequence[int], modules: Sequence[DdpModule]) -> RankReport:

@@ -51,7 +51,9 @@ def test_help_lists_the_commands(output: Out) -> None:
         pytest.param(["exposed"], "Communication that does not overlap with computation", id="by-name"),
         pytest.param(["Exposed-Comm"], "Communication that does not overlap with computation", id="by-a-column"),
         pytest.param(["DDP's", "own", "work"], "Time that the training thread spends", id="several-words"),
-        pytest.param(["straggler"], "\nstraggler\n   A finding. Reported if a rank is later than", id="a-term-and-a-finding"),
+        pytest.param(
+            ["straggler"], "\nstraggler\n   A finding. Reported if a rank is later than", id="a-term-and-a-finding"
+        ),
         pytest.param([], "busbw\n   Bus bandwidth", id="all"),
     ],
 )

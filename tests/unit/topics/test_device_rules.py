@@ -125,6 +125,21 @@ def test_launch_bound(ns: int | None, fires: bool) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("profiler_ns", "gain_ns", "evidence"),
+    [
+        pytest.param(None, 30 * MS, "Profiling slows the host: this time is shorter without", id="unknown"),
+        pytest.param(20 * MS, 10 * MS, "the gain does not include the 20.0 ms by which the profiler", id="a-part"),
+        pytest.param(27 * MS, None, "", id="nearly-all"),
+        pytest.param(40 * MS, None, "", id="the-host-runs-ahead-without-it"),
+    ],
+)
+def test_what_the_profiler_delays_is_no_gain(profiler_ns: int | None, gain_ns: int | None, evidence: str) -> None:
+    found = find_all(observed(launch_bound_ns=30 * MS, profiler_ns=profiler_ns, step_ns=100 * MS))
+    assert [one.gain_ns for one in found] == ([] if gain_ns is None else [gain_ns])
+    assert all(evidence in one.evidence and one.numbers["launch_bound_ns"] == 30 * MS for one in found)
+
+
 READS = (
     HostRead("item()", "/home/u/train.py:12 in step", 15 * 4, 80 * MS, 4),
     HostRead("bool()", "/home/u/train.py:30 in clip", 1 * 4, 2 * MS, 4),

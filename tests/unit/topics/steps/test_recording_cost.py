@@ -1,9 +1,10 @@
 """ddpprof's own cost, from steps recorded in different modes."""
 
 import pytest
+from reports import rank, step
 from tables import recorded
 
-from ddpprof.topics.steps.measure import RecordingCost, measure_recording_cost
+from ddpprof.topics.steps.measure import LightStepReport, RecordingCost, measure_recording_cost, profiler_cost
 
 
 def steps(*modes_and_durations: tuple[str, int], first: int = 0) -> list:
@@ -57,3 +58,28 @@ def test_the_profilers_ratio_is_to_bare_steps() -> None:
     without = measure_recording_cost(steps(("profiled", 130)), 7)
     assert without is not None
     assert without.profiled_ratio is None
+
+
+def light(*durations: int, mode: str = "light") -> tuple[LightStepReport, ...]:
+    return tuple(LightStepReport(number, mode, duration, None) for number, duration in enumerate(durations))
+
+
+PROFILED = (step(12, 48_000, 9_000, 2_500, 0, 9_000), step(13, 50_000, 9_200, 2_900, 100, 8_000))
+PROFILED_NS = sum(one.duration_ns for one in PROFILED) // 2
+
+
+@pytest.mark.parametrize(
+    ("others", "cost_ns"),
+    [
+        pytest.param(((), ()), None, id="all-steps-profiled"),
+        pytest.param((light(PROFILED_NS - 3, PROFILED_NS - 7, PROFILED_NS - 5), ()), 5, id="median"),
+        pytest.param((light(PROFILED_NS - 9), light(PROFILED_NS - 4)), 4, id="least-of-the-ranks"),
+        pytest.param((light(PROFILED_NS + 9), ()), 0, id="not-faster-without"),
+        pytest.param((light(1, mode="baseline"), ()), None, id="not-without-ddp"),
+    ],
+)
+def test_how_much_longer_profiled_steps_are(
+    others: tuple[tuple[LightStepReport, ...], ...], cost_ns: int | None
+) -> None:
+    ranks = [rank(number, *PROFILED, light_steps=of_rank) for number, of_rank in enumerate(others)]
+    assert profiler_cost(ranks, (12, 13)) == cost_ns
