@@ -322,7 +322,7 @@ TERMS = (
         "counts as noise if it is below 1.5 % of the step or 5 µs, or if other work on the same cores could explain "
         "it. Such findings are listed last, without advice.",
         field="findings[].is_noise",
-        aliases=("noise", "may save"),
+        aliases=("noise", "beyond noise", "may save"),
     ),
     Term(
         "verdict of ddpprof try",
