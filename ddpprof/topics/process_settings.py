@@ -45,6 +45,11 @@ class HostCores:
         """Whether there are many more threads than cores, and some rank has more than one thread."""
         return self.num_threads >= _MANY_MORE * self.num_cores and self.num_threads > self.num_ranks
 
+    @property
+    def has_spare_cores(self) -> bool:
+        """Whether every rank could use at least twice as many threads as it does."""
+        return self.threads_that_fit >= 2 * self.num_threads / self.num_ranks
+
 
 def cores_of_hosts(records: Sequence[Record]) -> tuple[HostCores, ...]:
     """Return the hosts with a known number of cores. `records` need not include all ranks of a host."""
@@ -114,11 +119,39 @@ def threads_exceed_cores(threads: HostThreads, view: View) -> Iterator[Finding]:
         None,
         comes_first=threads.wait,
         subject={"host": host.host},
-        change=Change(
-            ChangeKind.ENVIRONMENT,
-            {"OMP_NUM_THREADS": str(fit)},
-            f"OMP_NUM_THREADS={fit}, and torch.set_num_threads({fit}) where the script calls it",
-        ),
+        change=_threads_change(fit),
+        numbers=only_known(num_threads=host.num_threads, num_cores=host.num_cores, num_ranks=host.num_ranks),
+    )
+
+
+def _threads_change(number: int) -> Change:
+    return Change(
+        ChangeKind.ENVIRONMENT,
+        {"OMP_NUM_THREADS": str(number)},
+        f"OMP_NUM_THREADS={number}, and torch.set_num_threads({number}) where the script calls it",
+    )
+
+
+def cores_without_threads(threads: HostThreads, view: View) -> Iterator[Finding]:
+    """Report hosts on which the ranks compute with at most half as many threads as there are cores for them."""
+    has_all = bool(threads.hosts) and sum(one.num_ranks for one in threads.hosts) == view.world_size
+    if view.device != "cpu" or not has_all or not all(one.has_spare_cores for one in threads.hosts) or threads.wait:
+        return
+    if 2 * (view.exposed_ns or 0) >= (view.step_ns or 0):
+        return
+    host = min(threads.hosts, key=lambda one: one.cores_per_rank)
+    fit = host.threads_that_fit
+    yield Finding(
+        "cores-without-threads",
+        f"The ranks compute with {host.num_threads / host.num_ranks:.3g} of {host.cores_per_rank:.3g} cores each",
+        f"on host {host.host}, this job may use {_cores(host.num_cores)}, and its {host.num_ranks} ranks compute with "
+        f"{host.num_threads} threads together. torchrun sets OMP_NUM_THREADS=1 unless the variable is set",
+        f"If no other program needs these cores, set OMP_NUM_THREADS={fit} in the environment of every rank, minus "
+        "the number of its DataLoader workers. If the script calls torch.set_num_threads, which overrides the "
+        "variable, change this call. Sums in a different order may change results by rounding.",
+        None,
+        subject={"host": host.host},
+        change=_threads_change(fit),
         numbers=only_known(num_threads=host.num_threads, num_cores=host.num_cores, num_ranks=host.num_ranks),
     )
 
@@ -186,4 +219,6 @@ DEBUGGING: Topic[None, Mapping[str, int]] = Topic(
     rules=(debugging_settings,),
     of_run=lambda view: Counter(name for one in view.records.values() for name in one.debugging),
 )
-HOST_THREADS: Topic[None, HostThreads] = Topic("host_threads", rules=(ranks_share_cores, threads_exceed_cores))
+HOST_THREADS: Topic[None, HostThreads] = Topic(
+    "host_threads", rules=(ranks_share_cores, threads_exceed_cores, cores_without_threads)
+)
