@@ -281,7 +281,7 @@ class RemotePath:
 
 
 _NOT_THERE: dict[str, Any] = {}
-"""value that stands for the attributes of a file that is not in a listing"""
+"""stands for the attributes of a file that is not in the listing of its folder"""
 
 
 _FIRST_BYTES = 1 << 18
