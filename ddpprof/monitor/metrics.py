@@ -206,7 +206,7 @@ def publish(target: MetricsTarget, out: Path) -> Callable[[], None]:
 
 
 def _serve(host: str, port: int, read: Callable[[], list[Metric]]) -> Callable[[], None]:
-    """Serve Prometheus' text format."""
+    """Serve the metrics in Prometheus' text format."""
     from prometheus_client import CollectorRegistry, start_http_server
     from prometheus_client.registry import Collector
 
