@@ -71,7 +71,7 @@ class PulseRows:
         self.notes: deque[tuple[int, Any]] = deque()
         """kind and value of each note; any thread may append notes"""
         self.problem: str | None = None
-        """reason why no more rows are written, if that is so"""
+        """reason why no more rows are written; ``None`` while rows are written"""
         self._making = Lock()
         self._num_summaries, self._steps_per_summary = 0, layout.STEPS_PER_SUMMARY
         self._summarized_until = first_step
