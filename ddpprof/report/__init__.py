@@ -84,7 +84,7 @@ __all__ = [
 
 _OfRun = TypeVar("_OfRun")
 _TIMED = (StepMode.OFF, StepMode.LIGHT)
-"""modes of steps without the profiler, whose duration is affected by the light recorder at most"""
+"""modes of steps without the profiler; at most the light recorder affects their duration"""
 
 REPORT_FORMAT = 3
 """version of the JSON report; increased if a field is removed or changes its meaning, but not if a field is added"""
@@ -92,7 +92,7 @@ REPORT_FORMAT = 3
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """One DDP module."""
+    """One DDP module in the report."""
 
     name: str
     num_parameters: int
@@ -243,7 +243,7 @@ class Report(ShownInNotebooks):
 
     @property
     def ranks_together(self) -> tuple[RankReport, ...]:
-        """Ranks that average their gradients with the lowest rank. Other ranks may train a different model."""
+        """Ranks that average their gradients with the lowest rank. The rest may train a different model."""
         return tuple(rank for rank in self.ranks if self.job.averages(rank.rank))
 
     @property

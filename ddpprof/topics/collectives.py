@@ -38,7 +38,7 @@ _ALL_BUT_OWN = (
 
 @dataclass(frozen=True, slots=True)
 class CollectiveSummary:
-    """The collectives of one kind, process group and size class, over all steps."""
+    """Collectives of one kind, process group and size class, over all steps."""
 
     kind: Annotated[str, Number("kind of collective, such as `all_reduce`")]
     group: Annotated[str | None, Number("name of the process group")]
@@ -225,7 +225,7 @@ def measure_link(bench: NetBench) -> tuple[LinkSpeed, ...]:
 
 
 def is_disturbed(speeds: Sequence[LinkSpeed]) -> bool:
-    """Return whether the median time is more than twice the shortest time for most sizes."""
+    """Return whether, for most sizes, the median time is more than twice the shortest time."""
     return sum(speed.median_ns > 2 * speed.least_ns for speed in speeds) > len(speeds) / 2
 
 

@@ -112,7 +112,7 @@ def _summaries(kernels: Sequence[Kernel], runs: KernelRuns, num_steps: int) -> l
 def _quantiles(
     values: Int64Column, first: NDArray[np.int64], count: NDArray[np.int64], share: float
 ) -> NDArray[np.float64]:
-    """Return a quantile of each group of ascending values, like ``numpy.quantile``, for all groups at once."""
+    """Return a quantile of each group of ascending values, like ``numpy.quantile``, but for all groups at once."""
     place = share * (count - 1)
     below = np.floor(place).astype(np.int64)
     part = place - below

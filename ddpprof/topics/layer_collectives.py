@@ -5,8 +5,8 @@ r"""Measure the collectives that the model's layers, such as SyncBatchNorm, call
     exposed  = |layers' communication \ compute|
 
 SyncBatchNorm gathers its statistics in the forward, and all-reduces sums of their gradients in the backward. A layer
-waits for the result immediately, so hardly any of this communication is hidden. It may also wait for buckets that are
-being sent. Collectives of the backward pass count only if the trace shows the gradient hooks.
+waits for the result immediately, so hardly any of this communication is hidden. The layer may also have to wait for
+buckets that are being sent. Collectives of the backward pass count only if the trace shows the gradient hooks.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _of_rank(rank: Rank, steps: Sequence[int], _modules: Sequence[DdpModule]) ->
 
 
 def doubted(predictions: Predictions, calls: LayerCalls | None) -> Predictions:
-    """Widen the predicted gains from more overlap to include zero if layers communicate in the backward pass.
+    """If layers communicate in the backward pass, widen the predicted gains from more overlap to include zero.
 
     With more overlap, these collectives wait for buckets in transit, which delays the backward pass. The replay does
     not model these collectives.

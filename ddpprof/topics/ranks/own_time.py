@@ -52,8 +52,8 @@ class StepProgress:
 
     step: int
     is_traced: bool
-    """True if the times are from a trace, False if from the light recorder, whose parts are slightly different and
-    cannot be compared with those of a trace
+    """True if the times are from a trace, False if they are from the light recorder, whose parts are slightly different
+    and must not be compared with those of a trace
     """
     step_ns: int
     arrival_ns: int
@@ -288,7 +288,7 @@ _NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Arrivals at the matched collectives, one line per collective, in the order of ``MatchedCollectives``."""
+    """Arrivals at the matched collectives: one line per collective, in the order of ``MatchedCollectives``."""
 
     ranks: tuple[int, ...]
     waiting_ns: Int64Column

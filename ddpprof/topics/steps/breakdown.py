@@ -63,7 +63,7 @@ class StepSplit:
     """Spans of each part of a step. The parts do not overlap."""
 
     parts: tuple[tuple[Spans, ...], ...]
-    """for each field of `Breakdown`, in order: the spans of this part"""
+    """spans of each part, in the order of the fields of `Breakdown`"""
     is_whole: bool = True
     """False if the trace starts or ends in the middle of the step, so that its duration cannot be compared with other
     steps

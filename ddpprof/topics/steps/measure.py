@@ -175,7 +175,7 @@ class TorchTimes:
 def compare_with_torch(
     module: int, step: RecordedStep, buckets: tuple[BucketStep, ...], trace: Trace, logged: Mapping[str, int]
 ) -> TorchTimes | None:
-    """Compare with the times `logged` by DDP in the same iteration; return ``None`` if a time is missing."""
+    """Compare a step's times with those `logged` by DDP in the same iteration; ``None`` if a time is missing."""
     forwards = [f for f in step.forwards if f.module == module and f.synchronizes]
     mine = [b for b in buckets if b.module == module]
     launched = [b.launched_ns for b in mine if b.launched_ns is not None]
