@@ -213,13 +213,13 @@ def compilation_change(optimize_ddp: str | None = None, compile_order: str | Non
 
 
 def sync_batch_norm_change() -> Change:
-    """Return the change from SyncBatchNorm to BatchNorm, which computes statistics over one rank's batch."""
+    """Return the change that replaces SyncBatchNorm by BatchNorm, which computes statistics over one rank's batch."""
     code = "leave out torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)"
     return Change(ChangeKind.SWITCH, {"sync_batch_norm": False}, code, is_lossy=True)
 
 
 def sparse_embeddings_change() -> Change:
-    """Return the change to sparse gradients of all embeddings."""
+    """Return the change that makes all embeddings compute sparse gradients."""
     code = "torch.nn.Embedding(…, sparse=True)"
     return Change(ChangeKind.SWITCH, {"sparse_embeddings": True}, code)
 

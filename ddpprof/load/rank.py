@@ -105,7 +105,7 @@ _READERS = 8
 
 @dataclass(frozen=True, slots=True)
 class FoundTraces:
-    """Trace files by rank, sorted by name. The messages name files that are left out and ranks that are assumed."""
+    """Trace files by rank, sorted by name. `missing`: messages about files left out, and about assumed ranks."""
 
     ranks: dict[int, tuple[Location, ...]]
     missing: tuple[str, ...]

@@ -2,8 +2,8 @@
 
 A bucket is complete when its size reaches or exceeds its cap. There is one open bucket per kind of gradient (dtype and
 device), and each kind has its own position in the list of caps. The last cap applies to all further buckets. This
-follows ``compute_bucket_assignment_by_size`` of PyTorch 2.13, as called by ``DistributedDataParallel`` and its reducer
-(torch/csrc/distributed/c10d/reducer.cpp) if ``DDP_SET_LAST_BUCKET_CAP`` is not set.
+assignment follows ``compute_bucket_assignment_by_size`` of PyTorch 2.13, as called by ``DistributedDataParallel`` and
+its reducer (torch/csrc/distributed/c10d/reducer.cpp) if ``DDP_SET_LAST_BUCKET_CAP`` is not set.
 
 DDP first assigns gradients to buckets in reverse parameter order. Unless it searches for unused parameters in every
 iteration, it then rebuilds the buckets in the order in which gradients became ready on rank 0: at the second forward

@@ -137,7 +137,7 @@ class Memory(Struct, frozen=True):
     """resident memory of the process on the host, in bytes"""
     peak_rss_bytes: Int64 | None = field(name="peak_rss", default=None)
     devices: tuple[DeviceMemory, ...] = ()
-    """devices on which the process trains, without devices on which it only has memory"""
+    """devices on which the process trains; devices on which it only has memory are not included"""
 
 
 class RpcCall(Struct, frozen=True, array_like=True):

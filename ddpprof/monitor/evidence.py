@@ -1,4 +1,4 @@
-"""Collect evidence about each rank of a run from another process.
+"""Collect evidence about each rank of a run, as seen from another process.
 
 The stacks of all threads of a process can be read with py-spy, without stopping the process.
 """

@@ -3,8 +3,8 @@
 The number of time series is bounded: the only labels are the rank and the part or quantile of a step, and only the
 first `MOST_RANKS` ranks are exported.
 
-``--metrics 9464`` serves them in Prometheus' text format to this machine only, and ``--metrics 0.0.0.0:9464`` to all
-machines. ``--metrics otlp:http://127.0.0.1:4318`` sends them to an OpenTelemetry collector every few seconds.
+``--metrics 9464`` serves the metrics in Prometheus' text format to this machine only, and ``--metrics 0.0.0.0:9464`` to
+all machines. ``--metrics otlp:http://127.0.0.1:4318`` sends them to an OpenTelemetry collector every few seconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Model the duration of an all-reduce between the ranks of a job, and its cost to concurrent computation.
+"""Model how long an all-reduce between the ranks of a job takes, and how much it slows down concurrent computation.
 
 Both are modeled as latency + bytes × time per byte, with a minimum (`statistics.size_model`). The parameters are
 fitted to the measurements of `ddpprof netbench` or, without them, to the buckets of the run. The buckets cover only

@@ -208,7 +208,7 @@ def _pass_profile(
 
 
 def _computed(training: Training, step: ObservedStep, link: Link) -> Computed:
-    """Return each observed time minus the CPU time that transfers had taken until that time."""
+    """Return each observed time minus the CPU time that transfers had already taken by then."""
     sent = _sent(training, step, link)
 
     def taken_until(now_ns: float) -> float:

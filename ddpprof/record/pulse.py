@@ -43,8 +43,8 @@ WAITED = 8
 passes
 """
 GRADIENTS = 9
-"""for each module: when its gradients were ready in the backward pass that has just ended, in ns since an origin of
-PyTorch's own (empty if unknown), and the earliest and latest time that this origin may be
+"""for each module: times at which its gradients became ready in the backward pass that has just ended, in ns since an
+origin chosen by PyTorch (empty if unknown), and the earliest and latest possible time of this origin
 """
 NOTED_FLAGS = 10
 """`StepFlag` to add to the current step"""

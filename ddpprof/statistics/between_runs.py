@@ -5,10 +5,10 @@
                  questions that are asked together
 
 The interval does not assume a distribution, so it is valid with few runs and with outliers. The confidence is high
-enough that the comparison may be repeated with more runs. The interval needs at least six runs on each side. With
-fewer runs, the variation between runs is unknown, and a plausible limit is assumed: step times may differ by a factor
-of five, and any part of the step by the same amount of time. This is more than the difference between any two equal
-runs in ``analyses/gate`` on a busy machine.
+enough that the comparison may be repeated with more runs. The interval needs at least six runs on each side. With fewer
+runs, the variation between runs is unknown, and a plausible limit is assumed: step times may differ by a factor of
+five, and any part of the step by the same amount of time. This is more than the difference between any two runs of the
+same job in ``analyses/gate`` on a busy machine.
 
 `shift_between` can also compare two samples of steps from one run each. In that case, the interval does not include
 differences between runs, for example due to another machine or time of day.

@@ -112,7 +112,7 @@ DEVICES: Topic[None, tuple[DeviceLoad, ...]] = Topic("devices", rules=(device_im
 
 @dataclass(frozen=True, slots=True)
 class DataParallelStep:
-    """One step of one process, or the medians over steps."""
+    """Work of ``nn.DataParallel`` in one step of one process, or the medians over steps."""
 
     num_forwards: int
     replicate_ns: int

@@ -1,7 +1,7 @@
 """Measure when an accelerator was idle, and why. The trace is processed in blocks of time to save memory.
 
-A block begins at every 100,000th start in the longest table, so it has at most 100,000 rows of that table. It has
-about the same share of the other tables, unless their work is concentrated in one block.
+A block begins at every 100,000th start in the longest table, so it has at most 100,000 rows of that table. It also has
+about the same share of the rows of the other tables, unless their work is concentrated in one block.
 """
 
 from __future__ import annotations

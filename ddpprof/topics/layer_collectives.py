@@ -36,7 +36,7 @@ _NODE = "autograd::engine::evaluate_function: "
 
 @dataclass(frozen=True, slots=True)
 class LayerCalls:
-    """Collectives called by layers in one step of one rank, or medians over steps."""
+    """Collectives that layers call in one step of one rank, or medians over steps."""
 
     layer: Annotated[str | None, Number("autograd function that calls most of the collectives; null if unknown")]
     num_forward: Annotated[int, Number("number of collectives in the forward pass")]

@@ -8,8 +8,8 @@ r"""Find the lines of the script that take time in a step because of their own P
 
 The time outside the passes is the step without these times: from the start of each DDP forward to the end of its
 backward pass; the optimizer; waiting for data; communication; and, for lines of the script's own code, idle gaps. On an
-accelerator, both are instead the duration of the kernels that a line launches at these times. Code inside a module that
-is not part of the DDP module counts for the line that calls the module.
+accelerator, *outside* and *loss* are instead the duration of the kernels that a line launches at these times. Code
+inside a module that is not part of the DDP module counts for the line that calls the module.
 
 An idle gap is a time in which no operator runs on the accelerator or, in training on CPU, on the training thread.
 Shorter gaps are the overhead of the operators themselves. A sample of a function of PyTorch or of a framework does not
