@@ -80,7 +80,7 @@ class RankNow:
     activity_age_ns: int
     step_ns: int | None
     own_ns: int | None
-    """``None`` if the time spent waiting for other ranks is unknown, for example on accelerators"""
+    """own time; ``None`` if the time spent waiting for other ranks is unknown, for example on accelerators"""
     data_ns: int | None
     wait_ns: int | None
     """time spent waiting for other ranks; ``None`` if unknown, for example on accelerators"""

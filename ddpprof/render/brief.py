@@ -87,7 +87,7 @@ class BriefChange(msgspec.Struct, frozen=True):
     b_ns: int | None
     change_ns: int | None
     is_beyond_noise: bool | None
-    """``None`` if there are too few runs to decide"""
+    """whether the change is beyond noise; ``None`` if there are too few runs to decide"""
 
 
 class BriefCondition(msgspec.Struct, frozen=True):

@@ -42,9 +42,9 @@ class CollectiveSummary:
 
     kind: Annotated[str, Number("kind of collective, such as `all_reduce`")]
     group: Annotated[str | None, Number("name of the process group")]
-    """``None`` if the trace does not name the process group"""
+    """the name is ``None`` if the trace does not name the process group"""
     num_ranks: Annotated[int | None, Number("number of ranks in the group")]
-    """number of ranks of the job if the trace does not name the process group"""
+    """number of ranks in the group or, if the trace does not name the group, in the job"""
     at_least_bytes: Annotated[int | None, Number("smallest size in the class")]
     below_bytes: Annotated[int | None, Number("upper limit of the class (exclusive)")]
     num_calls: Annotated[int, Number("number of calls on the rank with the most calls")]

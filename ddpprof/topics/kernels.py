@@ -39,7 +39,7 @@ class KernelSummary:
     total_ns: Annotated[int, Number("total duration of all runs")]
     median_ns: Annotated[int, Number("median duration of a run")]
     spread: Annotated[float | None, Number("interquartile range divided by the median", column="spread_ratio")]
-    """``None`` if there is only one run, or if the median is 0"""
+    """the spread is ``None`` if there is only one run, or if the median is 0"""
 
     @property
     def runs_per_step(self) -> float:

@@ -306,7 +306,7 @@ class RankWaiting:
     rank: int
     num_collectives: Annotated[int, Number("number of collectives matched with other ranks")]
     num_last: Annotated[int | None, Number("number of matched collectives in which the rank arrived last")]
-    """``None`` if the ranks have no common clock"""
+    """the number is ``None`` if the ranks have no common clock"""
     median_waiting_ns: int
     """median waiting time in one collective"""
     waiting_per_step_ns: Annotated[int | None, Number("time spent waiting for other ranks per step, median")]
