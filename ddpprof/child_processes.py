@@ -106,7 +106,7 @@ def adopt_orphans() -> None:
 
 
 def children(process: int) -> list[int]:
-    """Return the PIDs of the own and adopted children of `process` that run or have not been reaped."""
+    """Return the PIDs of the children of `process`, including adopted ones, that have not been reaped."""
     found = []
     for listed in Path(f"/proc/{process}/task").glob("*/children"):
         with suppress(OSError):

@@ -165,7 +165,7 @@ def in_ms(ns: float | None) -> str:
 
 
 def range_in_ms(low_ns: float, high_ns: float) -> str:
-    """Return a range of milliseconds in parentheses, without a unit, to follow a value that has one."""
+    """Return a range of milliseconds in parentheses, without a unit. It follows a value that has a unit."""
     low, high = (in_ms(ns).removesuffix(" ms") for ns in (low_ns, high_ns))
     return f"({low}–{high})" if low_ns >= 0 else f"({low} to {high})"
 

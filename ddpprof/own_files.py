@@ -124,7 +124,7 @@ def create_locked(path: Path, num_bytes: int, begin: bytes) -> int:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Yield the path of a new, empty file. At the end of the block, it replaces `path`; on an error, it is removed.
+    """Yield the path of a new, empty file, which replaces `path` at the end of the block, or is removed on an error.
 
     Raises ``OSError``.
     """

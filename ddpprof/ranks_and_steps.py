@@ -96,7 +96,7 @@ COST_STEPS = 8
 WARMUP = 1
 STEPS = 5
 TORCH_WAITS = 11
-"""number of first steps in which DDP's reducer may wait for the accelerator in order to time an iteration"""
+"""number of initial steps in which DDP's reducer may wait for the accelerator in order to time an iteration"""
 STEP_OPTIONS = ("--skip-first", "--cost-steps", "--warmup", "--steps")
 _FEWEST = 2
 """minimum number of steps in a job: after the first step, ranks agree on what to record; in the second, DDP rebuilds

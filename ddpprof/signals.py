@@ -15,7 +15,7 @@ from types import FrameType
 
 @contextmanager
 def deferred_signals(numbers: Iterable[int] = (signal.SIGINT, signal.SIGTERM)) -> Iterator[list[int]]:
-    """Defer signals until the block ends, and yield the list of signals that have arrived.
+    """Defer signals until the block ends, and yield a list to which arriving signals are added.
 
     Does nothing outside the main thread.
     """

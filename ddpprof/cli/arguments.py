@@ -152,7 +152,6 @@ def bits_per_s(text: str) -> int:
 
 
 def add_link_speed(parser: ArgumentParser) -> None:
-    """Add ``--link-speed``."""
     parser.add_argument(
         "--link-speed",
         type=bits_per_s,
@@ -190,7 +189,7 @@ _VARIABLE = "DDPPROF_{}"
 class Preset:
     value: str
     source: str
-    """environment variable or file in which the option was found"""
+    """environment variable or file that sets the option"""
 
 
 @cache

@@ -81,8 +81,8 @@ _MOST_BYTES = 65_536
 FIRST_ANSWER_S = 180.0
 """time limit for the first answer. A job refuses a capture if its ranks have not agreed on it after two minutes"""
 LATER_ANSWERS_S = 30.0
-"""if there is no answer for this time, ddpprof checks whether the job still runs; the job may be waiting for a slow
-step
+"""if no answer arrives for this many seconds, ddpprof checks whether the job still runs; the job may be waiting for a
+slow step
 """
 
 
@@ -109,7 +109,7 @@ def ask(directory: Path, request: CaptureRequest) -> Iterator[CaptureAnswer]:
 
 
 def _answers(job: socket.socket, directory: Path) -> Iterator[bytes]:
-    """Yield the lines that a job sends until it closes the connection or no longer runs."""
+    """Yield the lines that a job sends, until the job closes the connection or no longer runs."""
     received, has_answered = b"", False
     while True:
         job.settimeout(LATER_ANSWERS_S if has_answered else FIRST_ANSWER_S)

@@ -206,7 +206,7 @@ class _Parser(Parser):
 
 
 class _WorldReadable(argparse.Action):
-    """Option that sets an environment variable for this process, its helpers and the ranks of its job."""
+    """``--world-readable``: sets an environment variable for this process, its helpers and the job's ranks."""
 
     def __call__(self, *_: object) -> None:
         from ddpprof.own_files import WORLD_READABLE
@@ -215,7 +215,7 @@ class _WorldReadable(argparse.Action):
 
 
 class _Color(argparse.Action):
-    """Option that sets the environment variable that controls the use of colors."""
+    """``--color``: sets the environment variable that controls the use of colors."""
 
     def __call__(self, _parser: object, _namespace: object, value: object, _option: object = None) -> None:
         os.environ["DDPPROF_COLOR"] = str(value)

@@ -136,7 +136,7 @@ def run_compare(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> in
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Return the arguments of `ddpprof compare`, up to ``--env OLD NEW``, and the arguments of `ddpprof trace`."""
+    """Split the arguments into those of `ddpprof compare`, up to ``--env OLD NEW``, and those of `ddpprof trace`."""
     if _ENV not in arguments:
         return arguments, []
     end = arguments.index(_ENV) + 3
@@ -289,7 +289,7 @@ def _how_to_install(python: Path) -> str:
 
 
 def _variables(python: Path) -> dict[str, str]:
-    """Return the environment variables that are set when the environment is activated."""
+    """Return the environment variables of this process, changed as by activating the environment of `python`."""
     path = os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)])
     return {**os.environ, "PATH": path, "VIRTUAL_ENV": str(python.parent.parent)}
 

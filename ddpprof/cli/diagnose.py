@@ -78,7 +78,7 @@ def run_diagnose(options: argparse.Namespace) -> int:
 
 
 def _starts_again(run: Path, directory: Path) -> bool:
-    """Return True if an earlier attempt of the job was watched, and the last attempt (`directory`) may be starting."""
+    """Return True if an earlier attempt was watched, and the last attempt (`directory`) may still be starting."""
     from ddpprof import rundir
     from ddpprof.load.record import load_exits
     from ddpprof.model.json_files import last_exit_of_job

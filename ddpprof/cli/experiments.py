@@ -110,7 +110,7 @@ def _add_options(parser: argparse.ArgumentParser, kind: str, rounds: int) -> Non
 
 
 def add_place_options(parser: argparse.ArgumentParser, kind: str, what: str) -> None:
-    """Add the options that choose the folder of the trials and continue an interrupted experiment."""
+    """Add the options for the folder of the trials, and for continuing an interrupted experiment."""
     add = parser.add_argument
     add("--out", type=local, metavar="DIR", help=f"folder for the trials (default: runs/{kind}-SCRIPT-TIME)")
     add("--force", action="store_true", help="replace an earlier experiment in DIR")
@@ -311,7 +311,7 @@ def _warn_of_words(choices: Sequence[str], command: Sequence[str]) -> None:
 
 
 def steps_in_words(cpu: int, accelerator: int, each: str = "") -> str:
-    """Return the number of steps as text. A job's device is not known before it runs, so both numbers are given."""
+    """Return the number of steps on either kind of device, as text. A job's device is unknown before it runs."""
     return f"{cpu} steps{each}" + (f" ({accelerator} on an accelerator)" if cpu != accelerator else "")
 
 
@@ -424,7 +424,7 @@ def _outcome(directory: Path, experiment: Experiment, trial: Trial, ended: Trial
 
 
 def usual_step_in_words(run: Path, *, mean: bool = False) -> str:
-    """Return the median or mean step time of a run that has just been recorded, as text."""
+    """Return the mean (if `mean` is true) or median step time of a run that has just been recorded, as text."""
     from statistics import fmean, median
 
     from ddpprof.experiments.trials import timed_steps

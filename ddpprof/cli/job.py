@@ -73,7 +73,7 @@ class JobCommand:
 
 
 def add_job_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of every command that starts a job."""
+    """Add the options that all commands that start a job have in common."""
     add = parser.add_argument
     add("--no-command", action="store_true", help="do not store the command in the run")
     add(

@@ -40,7 +40,7 @@ def add_output_options(parser: argparse.ArgumentParser, *, has_tables: bool = Fa
 
 
 class _Out(argparse.Action):
-    """Action that stores the location, or ``None`` for ``-``, which is standard output."""
+    """Option that stores the location of the output; ``-`` stands for standard output, and is stored as ``None``."""
 
     def __call__(
         self, _parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, _option: object = None

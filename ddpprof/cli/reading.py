@@ -125,7 +125,7 @@ def _analysed_run(path: Location, options: argparse.Namespace, only_steps: Numbe
 
 @contextmanager
 def read_report_or_run(path: Location, options: argparse.Namespace) -> Iterator[tuple[Report, Analysis | None]]:
-    """Yield the report and, unless it was read from JSON, its analysis. Raises `DdpprofError`."""
+    """Yield the report and, unless the report was read from JSON, the analysis of the run. Raises `DdpprofError`."""
     written = _written_report(path)
     if written is not None:
         yield written, None

@@ -43,7 +43,7 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
 
 
 class _Choose(argparse.Action):
-    """Option without a value that sets one of `CHOICES`."""
+    """Option without a value. It sets the attribute of `CHOICES` that is named in `dest`."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:  # noqa: A002 (argparse's name)
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)

@@ -96,7 +96,7 @@ def _ended_like_ctrl_c() -> Iterator[list[int]]:
 
 
 def _write(options: argparse.Namespace, scratch: Path) -> tuple[Path, dict[str, Path]]:
-    """Write the runs. Return the log directory, and the folders of runs with traces for the plugin, by name."""
+    """Write the runs for TensorBoard. Return the log directory and, by name, the folders of runs with plugin traces."""
     with_plugin = not options.no_plugin and _has_plugin()
     names = distinct_names(options.runs)
     logdir: Path = options.logdir or scratch

@@ -95,7 +95,7 @@ def _print_lines(path: Path, every_s: float) -> None:
 
 
 def _about_end(path: Path, overview: Overview) -> str:
-    """Return a message that the job has ended, with the command to run next."""
+    """Return a message saying that the job has ended, with the command to run next."""
     from ddpprof.monitor.overview import Standing
 
     if any(one.standing.is_trouble for one in overview.ranks):

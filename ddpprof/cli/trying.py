@@ -29,8 +29,8 @@ _MOST_TIMED_STEPS = 100
 _MOST_LONG_STEPS = 4
 """number of long steps that each trial should contain if a finding is about long steps"""
 _TIMED_S = 1.0
-"""minimum duration of the timed steps of a trial, in seconds. Short steps vary more, so more than `_TIMED_STEPS` of
-them are timed
+"""minimum total duration of a trial's timed steps, in seconds. If steps are short, more than `_TIMED_STEPS` of them are
+timed, because short steps vary more
 """
 _START_S = 5.0
 """typical time from the start of a job to its first step, in seconds"""
@@ -222,7 +222,7 @@ def _as_it_is(options: argparse.Namespace, report: Report) -> Experiment:
 def _with_enough_steps(experiment: Experiment, report: Report, about: Sequence[Finding]) -> Experiment:
     """Return the experiment with more timed steps if steps are short, or if findings are about a few long steps.
 
-    The number is limited to the number of steps that the job trains.
+    There are never more of them than the job has training steps.
     """
     from dataclasses import replace
     from math import ceil

@@ -197,11 +197,11 @@ _WORLD = (
     "world_size",
     "algorithm",
 )
-"""options about training and network; if given, the label of a prediction names them"""
+"""options about training and the network; the label of a prediction contains those that the user gives"""
 
 
 def _world_label(options: argparse.Namespace) -> str:
-    """Return the settings other than buckets, as given by the user."""
+    """Return the label of a prediction: the given options of `_WORLD`, with their values."""
     from ddpprof.words import utf8_text
 
     defaults = {"batch_scale": 1.0, "algorithm": "ring"}

@@ -117,7 +117,7 @@ COMPARISON_FORMAT = 1
 """version of the JSON document; increased if a field is removed or changes its meaning, but not if a field is added"""
 
 NOTICEABLE = 0.05
-"""change that a comparison should be able to detect if the user gives no limit, as a fraction of the step"""
+"""by default, a comparison should be able to detect a change by this fraction of the step"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +136,8 @@ class MetricChange:
     """value of each run that has this measure: the median over the run's steps or, for `FASTEST_STEP`, the minimum"""
     difference: Difference | None = None
     of_steps: Shift | None = None
-    """shift from the steps of one run of A to the steps of one run of B; a change within the shift's interval
-    is noise
+    """shift between the steps of A and of B, if each job has one run; a change within the interval of the shift is
+    noise
     """
     num_questions: int = 1
     """number of differences, including this one, whose intervals all hold together with the stated confidence"""
@@ -194,7 +194,7 @@ class Comparison(ShownInNotebooks):
     ddpprof: str
     a: str
     b: str
-    """name of side B"""
+    """name of job B"""
     num_runs_a: int
     num_runs_b: int
     settings: tuple[SettingChange, ...]
@@ -213,7 +213,7 @@ class Comparison(ShownInNotebooks):
 def compare(a: RunSet, b: RunSet, asked: Sequence[str] = ("step",)) -> Comparison:
     """Compare two jobs.
 
-    Confidence intervals are simultaneous within two groups of measures: `asked`, and all other measures.
+    Confidence intervals hold simultaneously for all measures in `asked`, and also for all other measures.
     """
     metrics = _metrics(a.reports, b.reports, asked)
     slower, why_not = _kernels(a, b)
@@ -279,8 +279,7 @@ def _runs_needed(metrics: Sequence[MetricChange]) -> int | None:
 
 
 FASTEST_STEP = "fastest step"
-"""name of the measure that varies least: other work on the machine disturbs some steps but not all, and so not the
-fastest
+"""name of the measure that varies least: other work on the machine disturbs some steps, but hardly ever the fastest one
 """
 MEAN_STEP = "mean step"
 """name of the mean over the whole run, including evaluations, checkpoints and recorded steps; the median step excludes
@@ -390,7 +389,7 @@ def _settings(a: Report, b: Report) -> list[SettingChange]:
 
 
 def _buckets(a: Sequence[BucketRow], b: Sequence[BucketRow]) -> tuple[BucketChange, ...]:
-    """Match the buckets, in the order of `a`. Buckets that exist only in `b` are last."""
+    """Match the buckets of both jobs: in the order of `a`, followed by buckets that exist only in `b`."""
     left = {_bucket_key(bucket): bucket for bucket in b}
     changes = [BucketChange(bucket, left.pop(_bucket_key(bucket), None)) for bucket in a]
     return (*changes, *(BucketChange(None, bucket) for bucket in left.values()))
@@ -424,7 +423,7 @@ class KernelChange:
 
     @property
     def lost_ns_per_step(self) -> int:
-        """Additional time per step in B, in ns: increase of the median duration, times the number of runs per step."""
+        """Additional time per step in B, in ns: increase of the median duration × executions of the kernel per step."""
         return round((self.b.median_ns - self.a.median_ns) * self.b.runs_per_step)
 
     @property

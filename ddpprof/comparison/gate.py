@@ -61,7 +61,7 @@ class ConditionVerdict:
     outcome: GateResult
     because: str
     runs_needed: int | None = None
-    """number of runs per side that are needed for a result, if the result is unknown"""
+    """if the result is unknown: number of runs per side that would be enough to know it"""
 
 
 def judge(comparison: Comparison, conditions: Sequence[Condition]) -> tuple[ConditionVerdict, ...]:

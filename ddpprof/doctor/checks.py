@@ -75,7 +75,7 @@ class Setup:
 
 
 def setups(num_gpus: int) -> list[Setup]:
-    """Return the setups in which training is checked. The CPU is only used if there is no GPU."""
+    """Return the setups in which training is checked. The CPU is used only if there is no GPU."""
     if not num_gpus:
         return [Setup()]
     shared = [Setup("nccl", 1, "cuda", 1), Setup("gloo", 2, "cuda", 1)]
@@ -91,7 +91,7 @@ class Context:
     out: Path
     """folder in which the user keeps runs"""
     gpus: int | None = None
-    """number of GPUs to use, as given by the user"""
+    """number of GPUs that the user wants to use"""
     setup: Setup = Setup()
 
 
@@ -270,7 +270,7 @@ def _shown(name: str) -> str:
 
 
 def _of_host_name() -> str | None:
-    """Return the interface with the address of this host's name, or ``None``."""
+    """Return the interface whose address the name of this host resolves to, or ``None``."""
     addresses = set()
     with suppress(OSError):
         addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)}

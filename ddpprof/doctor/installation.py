@@ -99,7 +99,7 @@ _WINDOW = ["--skip-first", "2", "--cost-steps", "4", "--warmup", "1", "--steps",
 _AFTER_WINDOW = 12
 """number of the first step after the recorded steps"""
 _PAUSE_SHARE = 10
-"""the check passes if recording pauses training for at most 1/`_PAUSE_SHARE` of the process group's timeout"""
+"""the check passes if recording pauses training for at most the process group's timeout divided by this number"""
 
 
 def check_unchanged(context: Context) -> Iterator[CheckResult]:

@@ -19,7 +19,7 @@ ACCUMULATED = 4
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Predicted gain of a single change in ns per step; negative if the step becomes longer."""
+    """Predicted gain of a single change, in ns per step; negative if the step becomes longer."""
 
     gain_ns: Annotated[int, Number("predicted gain per step", column="ns")]
     low_ns: Annotated[int, Number("lower end of the 95 % interval of the gain")]
@@ -158,8 +158,8 @@ class ChangeKind(StrEnum):
     LOADER = "loader"
     """in the arguments of a ``DataLoader``"""
     COMPILATION = "compilation"
-    """in the way in which torch.compile is applied to DDP: ``optimize_ddp`` or ``compile_order``, perhaps with
-    arguments of ``DistributedDataParallel``
+    """in how torch.compile is applied to DDP: ``optimize_ddp`` or ``compile_order``, and possibly in arguments of
+    ``DistributedDataParallel``
     """
     SWITCH = "switch"
     """by turning ``sync_batch_norm``, ``sparse_embeddings`` or ``detect_anomaly`` on or off in the script"""
@@ -175,7 +175,7 @@ class Change:
     values: Mapping[str, Value] = field(hash=False)
     """value of each argument, variable or hook, by name"""
     code: str
-    """code of the change, in terms of the framework that creates the DDP module if there is one"""
+    """code that makes the change; if a framework creates the DDP module, the code uses the framework's options"""
     is_lossy: bool = False
     """True if the change alters what training computes, for example because it rounds gradients"""
 
@@ -213,13 +213,13 @@ def compilation_change(optimize_ddp: str | None = None, compile_order: str | Non
 
 
 def sync_batch_norm_change() -> Change:
-    """Return the change from SyncBatchNorm to BatchNorm, which computes statistics over one rank's batch."""
+    """Return the change that replaces SyncBatchNorm by BatchNorm, which computes statistics over one rank's batch."""
     code = "leave out torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)"
     return Change(ChangeKind.SWITCH, {"sync_batch_norm": False}, code, is_lossy=True)
 
 
 def sparse_embeddings_change() -> Change:
-    """Return the change to sparse gradients of all embeddings."""
+    """Return the change that makes all embeddings compute sparse gradients."""
     code = "torch.nn.Embedding(…, sparse=True)"
     return Change(ChangeKind.SWITCH, {"sparse_embeddings": True}, code)
 
@@ -264,8 +264,8 @@ class Finding:
     is_noise: Annotated[bool, Number("whether the finding may be due to chance")] = False
 
     is_worth_trying: Annotated[bool, Number("whether the gain is uncertain but may be large")] = False
-    """True if `is_noise`, but the predicted gain may be large: its interval is wide because little is known about the
-    network
+    """True if the finding counts as noise although its gain may be large: the interval of the predicted gain is wide,
+    because little is known about the network
     """
 
     longer_recording: str | None = None
@@ -273,7 +273,7 @@ class Finding:
     comes_first: bool = False
     """True if this finding must be fixed before all others, because training is broken or measurements are distorted"""
     may_be_meant: bool = False
-    """True if the script may cause this on purpose"""
+    """True if the script may intend what the finding reports"""
     is_left_out_of_trials: bool = False
     """True if `ddpprof try` cannot measure the gain because the gain is about saving files, which trials do not do"""
     is_in_few_steps: bool = False
@@ -281,7 +281,7 @@ class Finding:
     subject: Mapping[str, int | str] = field(default_factory=dict, hash=False)
     """what the finding is about: a ``rank``, ``bucket``, ``parameter``, ``module``, ``step``, ``host`` or ``line``"""
     numbers: Mapping[str, int | float] = field(default_factory=dict, hash=False)
-    """numbers that occur in title and evidence; each name includes the unit, such as ``trailing_ns``"""
+    """numbers that occur in the title and the evidence; each name includes the unit, such as ``trailing_ns``"""
     measured: Measured | None = None
     """gain of the change as measured by `ddpprof try`; ``None`` if it has not been tried"""
     change: Change | None = None
@@ -299,7 +299,7 @@ class Finding:
 
     @property
     def has_unknown_gain(self) -> bool:
-        """Whether the finding is about time, and only `ddpprof try` can show how much its change saves."""
+        """Whether the finding is about time, but only `ddpprof try` can show how much time its change saves."""
         return self.expected_ns is None and self.change is not None and not self.is_correctness
 
     @property

@@ -148,7 +148,7 @@ _TIMEOUT = {
 
 
 def or_join(framework: str | None) -> str:
-    """Return a note on training with uneven numbers of batches; empty if the framework does not support this."""
+    """Return a note on training with uneven numbers of batches; empty if the framework does not support it."""
     if framework == "accelerate":
         return "; or train within `with accelerator.join_uneven_inputs([model]):`"
     return "" if framework is not None else f"; or {TRAIN_WITHIN_JOIN}"

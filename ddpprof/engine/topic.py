@@ -147,7 +147,7 @@ class ReportView(Protocol):
 
     @property
     def usual_steps(self) -> tuple[int, ...]:
-        """Numbers of the profiled steps over which tables average; empty if tables average over all profiled steps."""
+        """Numbers of the profiled steps over which tables average; empty if they average over all profiled steps."""
 
     @property
     def on_accelerator(self) -> bool: ...
@@ -167,7 +167,7 @@ class TableSchema(Generic[_OfRun]):
     """One table of `Report.tables`, with a column for each declared number of its rows."""
 
     name: str
-    """name of the attribute of `Tables` with this table, and of the Parquet file"""
+    """name of the table, which is also the name of its attribute of `Tables` and of its Parquet file"""
     description: str
     row: type
     rows: Callable[[_OfRun, ReportView], Iterable[Any]]
@@ -275,7 +275,7 @@ _WHAT_TO_DO = "Uninstall the package, or report this to its authors."
 
 @cache
 def versions() -> tuple[str, ...]:
-    """Return the names and versions of packages that provide topics. Cached summaries depend on these packages."""
+    """Return the names and versions of packages that provide topics. Cached summaries depend on them."""
     found = [one.dist for one in _entries()]
     return tuple(sorted({f"{one.name} {one.version}" for one in found if one is not None}))
 

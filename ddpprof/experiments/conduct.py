@@ -46,8 +46,8 @@ from ddpprof.rundir import read_world_size
 from ddpprof.topics.failure import is_of_a_lost_peer
 
 _COST_STEPS = 6
-"""number of unprofiled steps in a profile; in every second of them, ddpprof records when gradients and buckets are
-ready
+"""number of steps of a profile run that the profiler does not record; in every second one, ddpprof records when
+gradients and buckets are ready
 """
 _PROFILED_STEPS = 2
 _ALONE_STEPS = 4
@@ -117,7 +117,7 @@ def _as_asked(experiment: Experiment) -> Experiment:
 def _places(directory: Path, experiment: Experiment) -> Iterator[Path]:
     """Yield the paths that the experiment may write.
 
-    For a tuning experiment, the trials are not known in advance.
+    The plan of a tuning experiment does not name all trials, so existing trial folders are included.
     """
     yield from (directory / trial.name for trial in experiment.trials())
     if experiment.kind is ExperimentKind.TUNE:
@@ -195,7 +195,7 @@ def still_needed(experiment: Experiment, trials: Iterable[Trial], failed: Collec
 
 
 def run_profile(directory: Path, experiment: Experiment) -> TrialEnd | None:
-    """Run the first variant once, recorded as by `ddpprof trace`; return ``None`` if interrupted.
+    """Run the first variant once, recording it as `ddpprof trace` does; ``None`` if interrupted.
 
     Raises `CannotRecord`.
     """
@@ -212,7 +212,7 @@ def profile_settings(folder: Path, experiment: Experiment) -> Settings:
 
 
 def profile_steps(experiment: Experiment, on_accelerator: bool = False) -> int:
-    """Return the number of steps in the profile."""
+    """Return the number of steps in a profile run."""
     return Schedule(profile_settings(Path(), experiment), on_accelerator).num_steps
 
 
@@ -385,7 +385,7 @@ def last_error(output: str) -> str:
 
     Two kinds of errors are ignored: torchrun's traceback about its ranks at the end of the output, and errors of ranks
     that lost their connection to another rank. If the job printed nothing and torchrun reports how the first failed
-    rank ended, return this.
+    rank ended, return torchrun's report.
     """
     lines = [_OF_A_RANK.sub("", line).strip() for line in _ITS_TRACEBACK.sub("", output).splitlines()]
     said = [line for line in lines if line and not _OF_TORCHRUN.match(line)]

@@ -142,8 +142,8 @@ class Experiment:
     enough_rounds: int | None = None
     """for `ddpprof try`: the experiment stops after this number of rounds if every change then has a verdict"""
     num_looks: int = 2
-    """for `ddpprof try`: how often verdicts are computed: after `enough_rounds`, after all rounds, and whenever rounds
-    are added. The error probability of 5 % is divided equally among these computations
+    """for `ddpprof try`: how often verdicts are computed (after `enough_rounds`, after all rounds, and whenever rounds
+    are added). The error probability of 5 % is divided equally among the computations
     """
     most_variants: int = 0
     """for `ddpprof tune`: the maximum number of variants to choose"""
@@ -183,12 +183,10 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class TrialEnd:
-    """How a trial ended."""
-
     exit_code: int
     seconds: float
     problem: str | None
-    """why the trial has no step times; ``None`` if it has"""
+    """why the trial has no step times; ``None`` if it has step times"""
 
 
 def is_experiment(directory: Location) -> bool:

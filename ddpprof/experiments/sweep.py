@@ -66,7 +66,7 @@ class SweepReport:
     ddpprof: str
     command: tuple[str, ...]
     job: Job | None
-    """``None`` if the times were measured by another tool"""
+    """the job; ``None`` if the times were measured by another tool"""
     varied: str
     """name of the varied setting"""
     points: tuple[SweepPoint, ...]

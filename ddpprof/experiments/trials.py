@@ -31,7 +31,7 @@ Steps = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """Parts of an unprofiled step in ns, as means over steps and ranks, in the proportions of profiled steps."""
+    """Parts of an unprofiled step in ns: means over steps and ranks, with the same proportions as in profiled steps."""
 
     wrapper_ns: float
     """DDP's own work on the training thread; 0 on an accelerator, where the host works in parallel"""
@@ -50,7 +50,7 @@ class StepParts:
 
 @dataclass(frozen=True, slots=True)
 class WrapperParts:
-    """DDP's own work on the training thread in an unprofiled step, in ns, as means over steps and ranks."""
+    """DDP's own work on the training thread in an unprofiled step, in ns; means over steps and ranks."""
 
     pre_forward_ns: float
     unused_search_ns: float
@@ -72,7 +72,7 @@ class TrialResult:
     num_steps: int | None = None
     """number of timed steps; on an accelerator, `blocks_ns` has only one value per block"""
     problem: str | None = None
-    """why there are no step times; ``None`` if there are"""
+    """why there are no step times; ``None`` if there are step times"""
     job: Job | None = None
     parts: StepParts | None = None
     wrapper: WrapperParts | None = None
@@ -266,8 +266,8 @@ _OWN_FACTOR = 3
 largest difference
 """
 _CHANCE = 1e-4
-"""losses are compared only if starts of the same job differ by at most this. Rounding in a few steps cannot cause a
-larger difference, so no seed is set, or half-precision values are added in varying order
+"""losses are compared only if starts of the same job differ by at most this. A larger difference does not come from
+rounding in a few steps: no seed is set, or half-precision values are added in varying order
 """
 
 

@@ -56,7 +56,7 @@ NOW = 0
 """index of the variant without changes"""
 _MOST_MORE_ROUNDS = 50
 _NOTICEABLE = 0.01
-"""smaller gains, as a share of the step, do not count as a difference"""
+"""a gain below this share of the step does not count as a difference"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def promise_of_script(script: str, title: str, number: int | None, finding: Find
 
 
 def _promise(label: str, number: int, finding: Finding) -> Promise:
-    """Return the promise of a finding with a change that does not alter the losses."""
+    """Return the promise of a finding. The change is assumed not to alter the losses; callers may replace this."""
     return Promise(
         label=label,
         code=finding.code,
@@ -314,7 +314,7 @@ def _more_rounds(promise: Promise, gain: _Gain, num_rounds: int) -> int:
 
 @dataclass(frozen=True)
 class KeptTrying(Trying):
-    """An experiment of `ddpprof try` in a directory."""
+    """An experiment of `ddpprof try` that is stored in a directory."""
 
     directory: Location
 

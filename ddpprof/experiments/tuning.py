@@ -195,7 +195,7 @@ class TuneReport:
     """number of training steps that would be needed to run all `num_distinct` settings in all rounds"""
     missing: tuple[str, ...]
     start_ratio: float | None = None
-    """for each setting, time of its slowest start divided by time of its fastest start; the maximum over settings.
+    """step time of the slowest start of a setting divided by that of its fastest start; the maximum over all settings.
     ``None`` if no setting was started twice
     """
 
@@ -308,7 +308,7 @@ class Tuning:
         return match_losses(as_it_is, self._losses_of(number), order_is_kept)
 
     def _ratios(self, fates: Sequence[Fate]) -> dict[int, Ratio | None]:
-        """Return the ratio of each variant. Variants that were not stopped share an estimate of the noise."""
+        """Return each ratio to the unchanged job. Variants that were not stopped share an estimate of the noise."""
         as_it_is, *others = map(self._rounds, range(len(self.experiment.variants)))
         going_on = {number: rounds for number, rounds in enumerate(others, NOW + 1) if fates[number] is Fate.TRIED}
         compared = (as_it_is, *going_on.values())
@@ -382,7 +382,7 @@ def _best(tried: Sequence[TriedSetting]) -> int | None:
 
 @dataclass(frozen=True)
 class KeptTuning(Tuning):
-    """A tuning experiment in a directory."""
+    """A tuning experiment that is stored in a directory."""
 
     directory: Location
 

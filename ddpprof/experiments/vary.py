@@ -81,7 +81,7 @@ def with_settings(variant: Variant, settings: Iterable[str], command: Sequence[s
 
 
 def shared_by(variant: Variant, setting: str, command: Sequence[str]) -> Variant:
-    """Return the variant with ``name=total`` divided by the number of processes. Raises `DdpprofError`."""
+    """Return the variant in which each process gets its share of ``name=total``. Raises `DdpprofError`."""
     name, values = _split(setting)
     total = values[0]
     if len(values) > 1 or not total.isdecimal() or int(total) % variant.nproc:

@@ -1,6 +1,6 @@
 """Paths of local files, and of remote files that fsspec supports.
 
-Sizes are limited even for files that ddpprof writes, because another program may have written the file.
+There is a size limit even for files that ddpprof writes, because another program may have written them.
 """
 
 from __future__ import annotations

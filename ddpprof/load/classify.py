@@ -88,7 +88,7 @@ _ASKS_ONLY = re.compile(
 )
 _WAITS = re.compile(r"\w*Synchronize(?:_\w+)?|hipMemcpyWithStream")
 _MANAGES_MEMORY = re.compile(r"(?:cuda|hip)(?:Malloc|Free)(?:_\w+)?|(?:cu|hip)Mem(?:Create|Release|Map|Unmap)(?:_\w+)?")
-"""stream-ordered allocations (``cudaMallocAsync``) and allocations of host memory do not match"""
+"""does not match stream-ordered allocations (``cudaMallocAsync``), or allocations of host memory"""
 _OP_CATEGORIES = {"cpu_op", "operator"}
 
 # Spans that contain ops but are not ops themselves. Traces of 2021 give them the category of ops. A compiled region
@@ -179,7 +179,7 @@ def is_of_cuda(call: str) -> bool:
 
 
 def may_queue_work(call: str) -> bool:
-    """Return True if a host call may queue device work. About half of all calls are queries or event records."""
+    """Return True if a host call may queue device work. About half of all calls only query state or handle events."""
     return _ASKS_ONLY.fullmatch(call) is None
 
 

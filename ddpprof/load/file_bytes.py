@@ -76,8 +76,8 @@ MAX_TRACE_OPTION, MAX_EVENTS_OPTION, MAX_FILES_OPTION = "--max-trace-gb", "--max
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_BYTES = 2 << 20
-"""arrays of at least this size are returned to the system when freed. It is larger than any single allocation of a
-batch; otherwise, the system would map and zero new memory for each batch
+"""arrays of at least this size are returned to the system when freed. The size is larger than any single allocation of
+a batch; otherwise, the system would map and zero new memory for each batch
 """
 _TRIM_BYTES = 4 << 20
 

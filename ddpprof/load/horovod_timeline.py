@@ -37,9 +37,7 @@ _RANK = re.compile(r"\d{1,7}")
 _MOST_US = 1 << 53
 """larger times, in µs, are not plausible (285 years)"""
 _TRIES = 50
-"""number of closing braces, counted from the end of a truncated file, after each of which ddpprof tries to end
-the file
-"""
+"""ddpprof tries to end a truncated file after each of its last closing braces, up to this number of braces"""
 _COLLECTIVE = re.compile(
     r"(NCCL|GLOO|MPI|CCL|DDL)_(?:\w+_)?(?:ALLREDUCE|ALLGATHERV?|BCAST|ALLTOALLV?|REDUCE_?SCATTER|REDUCE)"
 )
@@ -50,13 +48,13 @@ _Span = tuple[int, int]
 
 @dataclass(slots=True)
 class TensorOp:
-    """One collective of one tensor. Times are ns since the start of the timeline."""
+    """One collective of one tensor. Times are in ns since the start of the timeline."""
 
     tensor: str
     is_reduction: bool
     """whether the collective is an all-reduce"""
     negotiated: tuple[int, int] | None
-    """start and end of the negotiation, at whose end all ranks have the tensor; ``None`` if the timeline has no
+    """start and end of the negotiation, after which all ranks have the tensor; ``None`` if the timeline has no
     negotiation
     """
     ready_ns: dict[int, int]

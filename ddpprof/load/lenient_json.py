@@ -81,7 +81,7 @@ between adjacent float64 numbers is 0.49 ns
 """
 
 LARGEST_US = 4.6e15
-"""146 years in µs, half of what int64 nanoseconds can hold, so that the sum of a start time and a duration fits"""
+"""146 years in µs, which is half of what int64 nanoseconds can hold, so that a start time plus a duration fits"""
 
 _MOST_DIGITS = 16
 """numbers of microseconds with at most this many digits before the decimal point fit into int64 as nanoseconds"""

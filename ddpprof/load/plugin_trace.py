@@ -269,7 +269,7 @@ def _mark_collectives(copy: _Copy, view: PluginView) -> None:
 
 
 def _communication(copy: _Copy) -> list[int]:
-    """Return the rows of the events that are in ``Trace.collectives``, in the same order."""
+    """Return the rows of the events that `Trace.collectives` contains, in the order of that table."""
     kernels = [
         row
         for row in copy.rows(Role.KERNEL)

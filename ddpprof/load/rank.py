@@ -100,12 +100,12 @@ _WORKER_IN_NAME = re.compile(r"(.+)\.\d{10,}\.pt\.trace\.json(?:\.gz|\.zst)?")
 
 _MOST_NAMED = 4
 _READERS = 8
-"""number of threads that read files; it is limited because SSH servers refuse some of more than ten connections"""
+"""number of threads that read files; it is limited because SSH servers may refuse some of more than ten connections"""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundTraces:
-    """Trace files by rank, sorted by name. The messages name files that are left out and ranks that are assumed."""
+    """Trace files by rank, sorted by name. `missing`: messages about files left out, and about assumed ranks."""
 
     ranks: dict[int, tuple[Location, ...]]
     missing: tuple[str, ...]
@@ -273,7 +273,7 @@ def record_or_none(files: RankFiles) -> Record | None:
 
 
 def _rank_of_traces(rank: int, paths: Sequence[Location], limits: Limits, num_processes: int) -> LoadedRank:
-    """Join the profiler's cycles of one process into one trace. Traces of other processes are left out."""
+    """Join the profiler's cycles of one process into one trace. Leave out traces of other processes."""
     names, traces, missing = [], [], []
     for path in paths:
         try:
@@ -332,7 +332,7 @@ def _recorded_rank(files: RankFiles, directory: Location, limits: Limits, num_pr
 
 
 def _unknown_steps(trace: Trace, record: Record) -> list[int]:
-    """Return the numbers of the trace's steps that are missing in the record.
+    """Return the numbers of the trace's steps that the record lacks.
 
     The last step may be missing, because a job may end in the middle of it.
     """

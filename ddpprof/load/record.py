@@ -308,7 +308,7 @@ _WITHOUT_P2P = re.compile(r"P2P is disabled between (?:NVLINK )?connected GPUs (
 
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 _PROTOCOLS = ("LL", "LL128", "SIMPLE")
-"""NCCL before 2.24 logs the index of an algorithm or protocol in these tuples instead of its name"""
+"""names of algorithms and of protocols by index; NCCL before 2.24 logs the index instead of the name"""
 
 
 def load_nccl_log(directory: Location, record: Record) -> NcclChoices | None:
@@ -371,7 +371,7 @@ def _transport(written: str) -> str:
 
 
 def _name_of(written: str, names: tuple[str, ...]) -> str:
-    """Return the name of an algorithm or protocol. Older versions write its number."""
+    """Return the name of an algorithm or protocol. Older versions of NCCL log its index."""
     if not written.isdecimal():
         return written.upper()
     return names[int(written)] if int(written) < len(names) else written

@@ -102,8 +102,7 @@ class RunFiles:
     """the run, without data of its ranks"""
     ranks: tuple[RankFiles, ...]
     is_part: bool = False
-    """whether these files are an additional part of a run without a shared file system; another part has the main
-    ``run.json``
+    """whether these files are a part of a run whose hosts share no file system; another part has the main ``run.json``
     """
 
 
@@ -205,7 +204,7 @@ def complete(
 
 
 def _of_other_jobs(ranks: Sequence[KnownRank]) -> list[str]:
-    """Return a message for each rank with a different world size than most ranks."""
+    """Return a message for each rank whose world size differs from that of most ranks."""
     sizes = [(one.rank, one.world_size) for one in ranks if one.world_size is not None]
     usual = max(counts, key=lambda size: counts[size]) if (counts := Counter(size for _, size in sizes)) else None
     return [

@@ -124,7 +124,7 @@ class Rank:
     def measured_step_indices(self) -> list[int]:
         """Indices of the completed training steps in ``trace.steps``.
 
-        A step that is missing in the record was interrupted by the end of the job.
+        A step that the record lacks was interrupted by the end of the job.
         """
         known = {step.number for step in self.training_steps}
         steps = self.trace.steps if self.trace is not None else ()
@@ -182,7 +182,7 @@ class Run:
     tried: tuple[TriedChange, ...] = ()
     """changes that `ddpprof try` has measured"""
     whole_run: WholeRun | None = None
-    """summary of the whole training, not only of the recorded steps; ``None`` if no rank wrote a pulse file"""
+    """summary of the whole training, not just of the recorded steps; ``None`` if no rank wrote a pulse file"""
     link_bits_per_s: int | None = None
     """speed of the link between the hosts, as given by the user; takes precedence over speeds found in the records"""
 

@@ -40,7 +40,7 @@ class Backend:
     """A backend of ``torch.distributed`` process groups."""
 
     name: str
-    """name in PyTorch; in a trace, the names of the backend's spans start with this name: ``nccl:all_reduce``"""
+    """name in PyTorch. In a trace, the names of the backend's spans begin with it: ``nccl:all_reduce``"""
     other_names: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
     """prefixes of the names of the backend's kernels, in lower case"""
@@ -51,8 +51,8 @@ class Backend:
     num_at_once: int = 1
     """number of all-reduces that run at the same time: gloo has two threads, and NCCL has one stream"""
     halving: Compression = Compression.FP16
-    """comm hook that halves the size of gradients; fp16 by default, because DDP supports the bf16 hook with few
-    backends only
+    """comm hook that halves the size of gradients; fp16 by default, because DDP supports the bf16 hook with only a few
+    backends
     """
     aborts: bool = False
     """whether the backend aborts the process if ranks call different collectives"""

@@ -2,8 +2,8 @@
 
 A bucket is complete when its size reaches or exceeds its cap. There is one open bucket per kind of gradient (dtype and
 device), and each kind has its own position in the list of caps. The last cap applies to all further buckets. This
-follows ``compute_bucket_assignment_by_size`` of PyTorch 2.13, as called by ``DistributedDataParallel`` and its reducer
-(torch/csrc/distributed/c10d/reducer.cpp) if ``DDP_SET_LAST_BUCKET_CAP`` is not set.
+assignment follows ``compute_bucket_assignment_by_size`` of PyTorch 2.13, as called by ``DistributedDataParallel`` and
+its reducer (torch/csrc/distributed/c10d/reducer.cpp) if ``DDP_SET_LAST_BUCKET_CAP`` is not set.
 
 DDP first assigns gradients to buckets in reverse parameter order. Unless it searches for unused parameters in every
 iteration, it then rebuilds the buckets in the order in which gradients became ready on rank 0: at the second forward
@@ -27,7 +27,7 @@ class Parameter(Struct, frozen=True, array_like=True):
     name: str
     num_bytes: Int64
     dtype: str | None = None
-    """dtype, such as ``float32``; ``None`` in records of older versions of ddpprof, in which `shape` is missing too"""
+    """dtype, such as ``float32``; ``None`` in records of older versions of ddpprof, which lack `shape`, too"""
     shape: tuple[Int64, ...] = ()
     is_sparse: bool = False
     """True if the parameter's gradient is expected to be sparse"""
@@ -60,7 +60,7 @@ class DdpModule(Struct, frozen=True):
     num_searched_passes: Int64 = 0
     """number of backward passes in which ddpprof looked for parameters without a gradient"""
     num_lacking_passes: Int64 | None = None
-    """number of these passes in which at least one parameter got no gradient; ``None`` if not recorded"""
+    """number of the searched backward passes in which a parameter got no gradient; ``None`` if not recorded"""
     num_used_passes: Int64 = 0
     """number of recorded backward passes after which an optimizer took a step with the reduced gradients"""
     num_discarded_passes: Int64 = 0
@@ -183,7 +183,7 @@ def final_buckets(gradients: Sequence[Gradient], caps: Caps, ready_order: Sequen
     """Return the buckets after DDP has rebuilt them, or the initial buckets if it does not rebuild them.
 
     `ready_order`: indices of gradients in the order in which they became ready on rank 0. With a static graph, some
-    gradients may not be ready in the first iteration. They are missing in `ready_order`, and come last.
+    gradients may not be ready in the first iteration. `ready_order` lacks these, and they come last.
     """
     if not rebuilt:
         return tuple(sorted(_cut(gradients, range(len(gradients)), caps.limits), key=min, reverse=True))

@@ -126,7 +126,7 @@ class Verdict(Struct, frozen=True):
     detail: str | None = None
     """further details, as text"""
     usual_ns: Int64 | None = None
-    """usual duration of a step, ns"""
+    """usual duration of a step, in ns"""
     has_failed: bool = False
     """whether the job has ended because of the fault"""
     exit_code: int | None = None
@@ -157,8 +157,8 @@ class Standstill(Struct, frozen=True):
     place: str | None = None
     """innermost line of the user's code that the rank is executing"""
     waiting: tuple[int, ...] = ()
-    """ranks that wait for this rank"""
+    """ranks that wait for `rank`"""
     hangs_after_s: float | None = None
-    """time without progress after which ddpprof reports a hang; ``None`` if never, 0 if the rank waits for nothing
-    outside the job
+    """time without progress after which ddpprof reports a hang; ``None`` if it never does, 0 if the rank waits for
+    nothing outside the job
     """

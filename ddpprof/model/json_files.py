@@ -133,13 +133,13 @@ class Outcome(StrEnum):
     NO_DIFFERENCE = "no difference"
     SLOWER = "slower"
     CANNOT_TELL = "cannot tell"
-    """trials vary by more than the gain, so it is unknown whether there is a gain; more trials may show it"""
+    """trials vary by more than the gain, so more trials are needed to show whether there is a gain"""
     OTHER_RESULTS = "changes the losses"
     FAILED = "failed"
 
 
 class Measured(Struct, frozen=True):
-    """Measured gain of one change in ns per step; negative if steps became longer."""
+    """Measured gain of one change, in ns per step; negative if steps became longer."""
 
     gain_ns: int | None
     """measured gain, in ns per step; ``None`` if the job failed in every trial of the change"""
@@ -169,14 +169,14 @@ class CaptureRequest(Struct, frozen=True):
     with_stack: bool = False
     profile_memory: bool = False
     slower_than: Annotated[float, Meta(gt=1.0, le=1000.0)] | None = None
-    """begin with the first step that takes this many times as long as usual; ``None``: begin immediately"""
+    """begin with the first step that takes this many times as long as usual; if ``None``, begin immediately"""
 
 
 class CaptureAnswer(Struct, frozen=True):
     """A reply of the job to a `CaptureRequest`."""
 
     refused: str | None = None
-    """reason for which the job refused the request"""
+    """reason why the job refused the request"""
     armed: bool = False
     """True if the job accepted the request and waits for the next slow step"""
     number: int | None = None

@@ -153,7 +153,7 @@ class Wait(StrEnum):
 
 
 class Call(Struct, frozen=True, array_like=True):
-    """One collective that a rank has called."""
+    """One call of a collective by a rank."""
 
     group: str
     """name of the process group; the group of all ranks is ``"0"``"""
@@ -169,7 +169,7 @@ class Call(Struct, frozen=True, array_like=True):
 
 
 class KindOfCall(Struct, frozen=True, array_like=True):
-    """A rank's calls of one kind of collective, in the steps that are still in PyTorch's flight recorder."""
+    """The calls of one kind of collective on a rank, in the steps that are still in PyTorch's flight recorder."""
 
     group: str
     name: str

@@ -66,9 +66,7 @@ class PulseIdentity(msgspec.Struct, frozen=True):
     world_size: int
     host: str
     machine_id: str
-    """identifier of the machine and container, by which a reader can tell whether it runs on the same machine and in
-    the same container
-    """
+    """identifier of the machine and container; a process that reads the pulse compares it with its own"""
     pid: int
     created_ns: int
     shared: str
@@ -85,7 +83,7 @@ class PulseIdentity(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PulseState:
-    """The state of a rank at one moment. Times are ns since 1970. The fields are in the order of the file."""
+    """The state of a rank at one moment. Times are in ns since 1970. The fields are in the order of the file."""
 
     activity: int
     """value of `Activity`"""
@@ -103,10 +101,10 @@ class PulseState:
     PyTorch does not report it
     """
     bucket_ns: int
-    """time at which that bucket was launched"""
+    """time at which `bucket` was launched"""
     num_steps: int
-    """number of finished steps written to the table of steps, including rows that were overwritten since. A step is
-    written within 0.25 s of its end, or later if a disk does not respond
+    """number of finished steps written to the table of steps, including rows that have been overwritten since. A step
+    is written within 0.25 s of its end, or later if a disk does not respond
     """
     num_summaries: int
     steps_per_summary: int
@@ -160,8 +158,8 @@ class PulseSteps:
     data_ns: Int64Column
     forward_ns: Int64Column
     backward_ns: Int64Column
-    """backward passes, including the time spent waiting for other ranks: for gradients, for buffers, and in the
-    script's collectives
+    """duration of the backward passes, and all time spent waiting for other ranks: for gradients, for buffers, and in
+    the script's collectives
     """
     optimizer_ns: Int64Column
     save_ns: Int64Column
@@ -306,7 +304,7 @@ def summary_of(steps: PulseSteps, memory_bytes: int) -> tuple[int, ...]:
 def usual_ns(steps: PulseSteps, fewest: int = 1) -> int | None:
     """Return the median length of the steps without a `StepFlag`, or of all steps if too few have no flag.
 
-    `fewest`: minimum number of steps for a median. If there are fewer steps in total, returns ``None``.
+    `fewest`: number of steps that a median needs. With fewer steps in total, returns ``None``.
     """
     usual = steps.length_ns[steps.flags == 0]
     lengths = usual if len(usual) >= fewest else steps.length_ns

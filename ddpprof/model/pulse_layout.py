@@ -155,7 +155,7 @@ def decode_stack(state: PulseState, content: bytes) -> str | None:
 
 
 def in_order(ring: PulseSteps, identity: PulseIdentity, state: PulseState) -> PulseSteps:
-    """Return the rows of the ring buffer in step order, except rows that contain other steps."""
+    """Return the rows of the ring buffer in step order, without rows that contain a different step than expected."""
     first = max(identity.first_step, state.num_steps - NUM_STEPS_KEPT, 0)
     numbers = np.arange(first, max(state.num_steps, first), dtype=np.int64)
     steps = rows_of(ring, numbers % NUM_STEPS_KEPT)

@@ -39,7 +39,7 @@ class StepMode(StrEnum):
 
 
 DETAILED_MODES = (StepMode.LIGHT, StepMode.PROFILED, StepMode.BASELINE, StepMode.ALONE)
-"""modes in which ddpprof records the parts of a step; in all other modes, it records the step's duration at most"""
+"""modes in which ddpprof records the parts of a step; in all other modes, it records at most the step's duration"""
 
 
 TORCH_TIMES = (
@@ -68,7 +68,7 @@ class Forward(Struct, frozen=True, array_like=True):
     has_gradients: bool = True
     """``False`` under ``no_grad()``, for example in an evaluation"""
     reaches_backward: bool | None = None
-    """whether a backward pass of the same step used an output; ``None`` if unknown"""
+    """whether a backward pass of the same step used an output of this forward pass; ``None`` if unknown"""
 
 
 class BucketTimes(Struct, frozen=True, array_like=True):
@@ -137,7 +137,7 @@ class Memory(Struct, frozen=True):
     """resident memory of the process on the host, in bytes"""
     peak_rss_bytes: Int64 | None = field(name="peak_rss", default=None)
     devices: tuple[DeviceMemory, ...] = ()
-    """devices on which the process trains, without devices on which it only has memory"""
+    """devices on which the process trains; devices on which it only has memory are not included"""
 
 
 class RpcCall(Struct, frozen=True, array_like=True):
@@ -291,25 +291,21 @@ class UnaveragedParameters(Struct, frozen=True):
     """Parameters that a rank trains without DDP averaging their gradients."""
 
     module: str
-    """class of the DDP module that contains the parameters or, if no DDP module does, of the outermost module
-    that does
-    """
+    """class of the DDP module or, if there is none, of the outermost module that contains the parameters"""
     names: tuple[str, ...]
     is_wrapped: bool
     """True if the parameters belong to a DDP module whose ``forward`` the script never calls"""
     replica: Replica
-    """samples of the parameters' values; `Replica.module` is here an index into ``Record.unaveraged``"""
+    """samples of the parameters' values, in which `Replica.module` is an index into ``Record.unaveraged``"""
     shapes: tuple[tuple[Int64, ...], ...] = ()
-    """shape of each parameter of the module that was checked"""
+    """shapes of the checked parameters of the module"""
 
 
 class UntrainedParameters(Struct, frozen=True):
     """Parameters that get gradients but are not trained by any optimizer."""
 
     module: str
-    """class of the DDP module that contains the parameters or, if no DDP module does, of the outermost module
-    that does
-    """
+    """class of the DDP module or, if there is none, of the outermost module that contains the parameters"""
     names: tuple[str, ...]
     num_bytes: Int64
     is_wrapped: bool = True
@@ -352,11 +348,11 @@ class HostRead(Struct, frozen=True):
     num_steps: Int64
     """number of profiled steps in which ddpprof recorded such calls"""
     library: str = ""
-    """file of PyTorch that makes the calls when the line calls it, such as ``amp/grad_scaler.py``; otherwise empty"""
+    """file of PyTorch through which the line makes the calls, such as ``amp/grad_scaler.py``; otherwise empty"""
 
     @property
     def is_of_scaler(self) -> bool:
-        """Whether a `GradScaler` reads whether gradients overflowed."""
+        """Whether a `GradScaler` makes the calls, to check whether gradients overflowed."""
         return self.library == "amp/grad_scaler.py"
 
     @property
@@ -368,25 +364,23 @@ EMPTY_CACHE = "torch.cuda.empty_cache()"
 
 
 class CodeSamples(Struct, frozen=True):
-    """Samples of the training thread in profiled steps: the line of the script that it executed."""
+    """Samples of the training thread in profiled steps, each with the line of the script that the thread executed."""
 
     began_ns: Int64
-    """start of the first sample, ns since 1970"""
+    """start of the first sample, in ns since 1970"""
     ends_us: tuple[Int64, ...]
-    """end of each sample, µs since `began_ns`; each sample starts at the end of the previous sample"""
+    """end of each sample, in µs since `began_ns`; each sample starts at the end of the previous sample"""
     places: tuple[Int64, ...]
     """for each sample, index in `lines`; -1 if no code of the user was running"""
     lines: tuple[str, ...]
     """lines of the user's code, as ``file:line in function``"""
     is_in_framework: tuple[bool, ...]
-    """for each line, whether the line was in a call to a function of PyTorch or of a training framework"""
+    """for each line, whether it was executing a call of a function of PyTorch or of a training framework"""
     is_in_backward: tuple[bool, ...] = ()
-    """for each line, whether autograd called the line in a backward pass; empty in records of older versions of
-    ddpprof
-    """
+    """for each line, whether autograd executed it in a backward pass; empty in records of older versions of ddpprof"""
     callers: tuple[str, ...] = ()
-    """for each line, the line of the user's code that calls the outermost ``nn.Module`` around it; empty if there is no
-    such module. The tuple is empty in records of older versions of ddpprof
+    """for each line, the line of the user's code that calls the outermost ``nn.Module`` around it; empty if there is
+    none. The tuple is empty in records of older versions of ddpprof
     """
 
 
@@ -447,7 +441,7 @@ class Record(Struct, frozen=True, kw_only=True):
     last_step_unix_ns: Int64 | None = None
     """end of the last finished step; set only if the rank could not record how it ended"""
     group_size: Int64 | None = None
-    """number of ranks whose gradients are averaged together"""
+    """number of ranks that average their gradients together"""
     group_ranks: tuple[Int64, ...] | None = None
     """ranks with which this rank averages gradients; ``None`` if these are all ranks of the job, or if unknown"""
     framework: str | None = None
@@ -496,11 +490,11 @@ class Record(Struct, frozen=True, kw_only=True):
     ended_place: str | None = None
     """line of the user's code in which an error ended the rank, as ``file:line in function``"""
     ended_in: str | None = None
-    """``torch.distributed`` collective that was running when this error was raised"""
+    """``torch.distributed`` collective that was running when the error that ended the rank was raised"""
     ended_parameters: tuple[Int64, ...] = ()
-    """indices, in the reducer's order, of the parameters that DDP's error message lists"""
+    """indices, in the reducer's order, of the parameters that the message of this error lists"""
     ended_in_checkpoint: bool = False
-    """True if this error was raised in the backward pass of a ``torch.utils.checkpoint`` with ``use_reentrant=True``"""
+    """True if the error was raised in the backward pass of a ``torch.utils.checkpoint`` with ``use_reentrant=True``"""
     was_aborted_by_library: bool = False
     """True if a thread that does not run Python code, such as a thread of gloo, aborted the process"""
     unusual_collective: UnusualCollective | None = None

@@ -94,8 +94,8 @@ class Mark(IntEnum, metaclass=InterruptibleEnum):
     SHARDED = 14
     """FSDP, which reduces shards instead of buckets"""
     FLATTEN = 15
-    """several tensors are flattened into one tensor, or the reverse; Apex does this with gradients before and after an
-    all-reduce
+    """several tensors are flattened into one tensor, or one tensor is split into several; Apex does this with gradients
+    before and after an all-reduce
     """
     DEVICE_WAIT = 16
     """``cudaStreamSynchronize`` or similar: the host waits until the accelerator has finished its work"""
@@ -233,7 +233,7 @@ class Step:
     start_ns: int
     end_ns: int
     cycle: int = 0
-    """index of the profiler cycle that contains the step; the trace has no data about the time between cycles"""
+    """index of the profiler cycle that contains the step; the trace has no data for the time between cycles"""
 
     @property
     def duration_ns(self) -> int:

@@ -53,9 +53,9 @@ class StepSlowdown(msgspec.Struct, frozen=True):
     last_step: int | None
     """number of the last slow step; ``None`` if the slowdown has not ended"""
     before_ns: Int64
-    """duration of a normal step, ns"""
+    """duration of a normal step, in ns"""
     after_ns: Int64
-    """duration of a slow step, ns"""
+    """duration of a slow step, in ns"""
     num_steps: int
     """number of slow steps from which `after_ns` was computed"""
     began_ns: Int64 | None
@@ -67,7 +67,7 @@ class StepSlowdown(msgspec.Struct, frozen=True):
     part: StepPart | None = None
     """part of the step whose duration increased most on these ranks"""
     first_gradient_later_ns: Int64 | None = None
-    """time by which the first gradient is ready later on these ranks, ns; ``None`` if negligible"""
+    """how much later the first gradient is ready on these ranks, in ns; ``None`` if negligible"""
     is_coarse: bool = False
     """whether the slowdown was found in summaries of many steps, so that its first and last step are approximate"""
 
@@ -94,27 +94,27 @@ class Pause(msgspec.Struct, frozen=True):
     kind: PauseKind
     num_steps: int
     extra_ns: Int64
-    """total time by which these steps were longer than normal steps, ns"""
+    """total additional time of the longer steps compared with normal steps, in ns"""
     every: int | None = None
-    """number of steps from one of these steps to the next, if it is constant; only set for the kind ``UNKNOWN``"""
+    """number of steps from one of the longer steps to the next, if it is constant; only set for the kind ``UNKNOWN``"""
     part: StepPart | None = None
     """part of the step that takes most of the additional time; ``None`` if unknown, or if the time is not spent in a
     rank's own work
     """
     ranks: tuple[int, ...] = ()
-    """ranks on which that part takes longer; the other ranks wait for them"""
+    """ranks on which `part` takes longer; the other ranks wait for them"""
     last_step: int | None = None
-    """number of the last of these steps; only set for the kind ``COMPILATION``"""
+    """number of the last of the longer steps; only set for the kind ``COMPILATION``"""
 
 
 class UnevenWork(msgspec.Struct, frozen=True):
     """Ranks that take turns at being the slowest rank, for example because their batches differ in size."""
 
     lost_ns: Int64
-    """own time of the slowest rank minus the mean own time of all ranks, in ns, averaged over the steps"""
+    """by how much the own time of the slowest rank exceeds the mean over all ranks, in ns; mean over the steps"""
     num_steps: int
     most_often: float
-    """fraction of the steps in which the rank that is slowest most often is the slowest"""
+    """largest fraction of the steps in which the same rank is the slowest"""
 
 
 class Slowdowns(msgspec.Struct, frozen=True):
@@ -146,7 +146,7 @@ class Stretch:
     buffers, and in the script's collectives; ``None`` if unknown
     """
     memory_bytes: int | None
-    """resident memory of the process in the last sample of these steps"""
+    """resident memory of the process in the last sample of the range"""
     num_flagged: int
     """number of steps with a `StepFlag`: a save, an evaluation, recording by ddpprof, the start or end of an epoch, or
     compilation
@@ -175,7 +175,7 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class LongStep:
-    """One of the longest steps that are still stored individually."""
+    """One of the longest steps among those that are still stored individually."""
 
     step: int
     start_ns: int
@@ -280,7 +280,7 @@ class WholeRun:
     the ranks
     """
     slowdowns: tuple[StepSlowdown, ...] = ()
-    """periods in which steps took longer and no known pause explains it, in order"""
+    """periods of longer steps that no known pause explains, in order"""
     pauses: tuple[Pause, ...] = ()
     """single steps that took longer, grouped by reason: checkpoints, evaluation, recording, new epochs, compilation, or
     unknown

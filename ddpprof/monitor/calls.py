@@ -34,7 +34,7 @@ _REGULAR = 3
 class OddRank:
     """The rank at fault, and the kind of fault.
 
-    `position` is ``None`` if calls do not match but no single rank is at fault.
+    `position` is ``None`` if calls differ but no single rank is at fault.
     """
 
     position: Position | None
@@ -208,12 +208,12 @@ def _in_other_order(positions: Sequence[Position]) -> OddRank | None:
 
 
 def _short_place(position: Position) -> str:
-    """Return the line of the user's code without the directories of its file."""
+    """Return the line of the user's code, without the folder of its file."""
     return "" if position.place is None else f" at {position.place.rpartition('/')[2]}"
 
 
 def of_calls_that_failed(table: Table) -> Verdict | None:
-    """Diagnose a job in which collectives of different sizes were matched, by the sequence numbers of the calls."""
+    """Diagnose, from sequence numbers of calls, a job in which collectives of different sizes were matched."""
     odd = odd_by_calls(table) if _died_of_another_size(table) else None
     if odd is None or odd.position is None:
         return None
@@ -221,7 +221,7 @@ def of_calls_that_failed(table: Table) -> Verdict | None:
 
 
 def of_call_left_out(table: Table) -> Verdict | None:
-    """Diagnose a job like `of_calls_that_failed`, if some ranks were killed before they could record their calls."""
+    """Diagnose a job as `of_calls_that_failed` does, if some ranks were killed before they could record their calls."""
     if not _died_of_another_size(table):
         return None
     found = [(one, "") for one in _those_that_left_out_a_collective(table)]
@@ -259,7 +259,7 @@ def _of_amounts(table: Table, ahead: Position) -> Verdict:
 
 
 def of_collective_that_failed(table: Table) -> Verdict | None:
-    """Diagnose a job like `of_calls_that_failed`, but only from the ranks' lines of code and errors."""
+    """Diagnose a job as `of_calls_that_failed` does, but only from the ranks' lines of code and errors."""
     blamed = _of_another_collective(table)
     return None if blamed is None else verdict_on(Fault.OTHER_COLLECTIVE, blamed, others_of(table, blamed))
 
@@ -281,7 +281,7 @@ _MISMATCHED = re.compile(r"op\.preamble\.length|op\.nbytes|[Mm]ismatch(?:ed)? .*
 
 
 def _died_of_another_size(positions: Sequence[Position]) -> bool:
-    """Return True if all ranks died, and at least one died because matched collectives differed in size."""
+    """Return True if all ranks died, at least one of them because matched collectives differed in size."""
     dead = [one for one in positions if one.fault is Fault.DIED]
     return len(dead) == len(positions) and any(_says_another_size(one) or _was_aborted_by_gloo(one) for one in dead)
 
@@ -297,9 +297,8 @@ def _those_that_left_out_a_collective(positions: Sequence[Position]) -> list[Pos
 def _of_another_collective(positions: Sequence[Position]) -> Position | None:
     """Return the rank that called a collective when other ranks called a DDP collective of a different size.
 
-    Returns ``None`` if this did not end the job.
-
-    Either rank may notice the mismatch: the rank raises an error, or gloo aborts its process.
+    Returns ``None`` if the mismatch did not end the job. Either rank may notice it: the rank raises an error, or gloo
+    aborts its process.
     """
     dead = [one for one in positions if one.fault is Fault.DIED]
     is_said = any(map(_says_another_size, dead))

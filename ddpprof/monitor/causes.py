@@ -24,13 +24,13 @@ from ddpprof.model.whole_run import SlowdownCause, StepPart
 
 _HALF = 0.5
 _AS_BAD = 0.6
-"""another rank is also at fault if its time has grown by at least this share of the worst rank's growth"""
+"""another rank is also at fault if its growth is at least this share of the worst rank's growth"""
 _NOTABLE = 0.4
-"""throttling, or waiting for a CPU core, is the cause of a slowdown if it accounts for at least this share of it"""
+"""throttling, or waiting for a CPU core, counts as the cause if it accounts for at least this share of a slowdown"""
 _MOST = 0.8
 """waiting for a CPU core is the cause if it accounts for at least this share of the growth of a rank's own time"""
 _LEAST_KNOWN = 4
-"""the waiting time must be known for at least this many steps"""
+"""a median of waiting times is computed only if at least this many of them are known"""
 _FAULTS_PER_STEP = 1.0
 _CLOCK_FELL = 0.95
 
@@ -41,7 +41,7 @@ class Portrait:
 
     length_ns: float
     parts: Mapping[StepPart, float]
-    """part of the step → how much of the rank's own time it takes"""
+    """part of the step → time that it takes of the rank's own time"""
     wait_ns: float | None
     first_gradient_ns: float | None = None
     cpu_ns: float | None = None
@@ -177,7 +177,7 @@ def reason_for(ranks: Mapping[int, RankChange]) -> Reason:
 def at_fault(slower_ns: Mapping[int, float], longer_ns: float) -> tuple[int, ...]:
     """Return the ranks at fault, as defined at the top of this module; empty if there are none.
 
-    `slower_ns`: how much longer each rank takes. `longer_ns`: how much longer the step takes.
+    `slower_ns`: additional time of each rank. `longer_ns`: additional time of the step.
     """
     worst_ns = max(slower_ns.values())
     if worst_ns < _HALF * longer_ns:

@@ -1,4 +1,4 @@
-"""Collect evidence about each rank of a run from another process.
+"""Collect evidence about each rank of a run, as seen from another process.
 
 The stacks of all threads of a process can be read with py-spy, without stopping the process.
 """
@@ -30,11 +30,11 @@ from ddpprof.monitor.ras import NcclRank
 
 _STEPS = 64
 _LOOK_AGAIN_S = 0.2
-"""seconds between two samples of a process, from which ddpprof sees whether the process computes"""
+"""seconds between two samples of a process; the difference between them shows whether the process computes"""
 _COMPUTES = 0.3
 """a process counts as computing if it uses at least this share of a core"""
 _MOVES_BYTES_PER_S = 2**20
-"""a thread counts as reading or writing data if it does so at this rate or faster; a thread that only polls is
+"""a thread counts as reading or writing data if it transfers data at least at this rate; a thread that only polls is
 slower
 """
 _SWAPPING_PER_S = 50
@@ -56,9 +56,9 @@ class RankEvidence:
     workers: tuple[Process, ...]
     computes: bool
     helpers_compute: bool
-    """whether processes that the rank has started compute or, on CPU, other threads of the rank do"""
+    """whether processes that the rank has started, or (on CPU) other threads of the rank, compute"""
     moves_data: bool
-    """whether the training thread reads or writes at least `_MOVES_BYTES_PER_S`"""
+    """whether the training thread reads or writes at least `_MOVES_BYTES_PER_S` bytes per second"""
     is_swapping: bool
     exit: ProcessExit | None
     num_oom_kills: int | None
@@ -294,7 +294,7 @@ def record_of(directory: Path, rank: int) -> Record | None:
 
 
 _PATIENCE_S = 20.0
-"""time limit of py-spy for one process, seconds"""
+"""time limit of py-spy for one process, in seconds"""
 
 
 def find_py_spy() -> str:

@@ -28,13 +28,13 @@ _RANK = re.compile(r"(\d{1,7})(?:\.(?:json|pickle|pkl))?$")
 _MOST_BYTES = 100 * 10**6
 _MOST_FILES = 10_000
 _OF_UNEQUAL_SIZES = re.compile(r"all_?to_?all|scatter", re.IGNORECASE)
-"""pattern for collectives to which ranks may contribute different amounts of data; in a scatter, for example, only one
+"""pattern for collectives in which ranks may contribute different amounts of data; in a scatter, for example, only one
 rank contributes data
 """
 _PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
 _MOST_ENTRIES = 1_000_000
 _MOST_TENSORS = 1_000_000
-"""maximum number of tensors in all collectives of a dump together; PyTorch keeps 2,000 collectives"""
+"""maximum number of tensors in all collectives of a dump; PyTorch keeps 2,000 collectives"""
 _MOST_CHARACTERS_OF_ERROR = 200
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 _Sizes = Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=2**48)]], msgspec.Meta(max_length=64)]
@@ -148,7 +148,7 @@ def judge_dumps(ranks: Mapping[int, Sequence[DumpedCollective]]) -> Verdict | No
 
 
 def lonely_calls(ranks: Mapping[int, Sequence[DumpedCollective]]) -> dict[str, int]:
-    """Return the process groups in which only a single rank called collectives, with the number of that rank.
+    """Return the process groups in which only a single rank called collectives, with the rank's number.
 
     Dumps do not show which other ranks belong to these groups.
     """

@@ -57,8 +57,8 @@ _POLLS_S = 60.0
 """seconds that a rank may poll in a loop, sleeping between polls; after that, ddpprof reports a hang"""
 _HELPERS_STEP_S = 5.0
 _OWN_STEP_S = 0.1
-"""less CPU time than this many seconds does not count as activity, because a rank that only polls for a batch also uses
-some
+"""a process that uses less CPU time than this many seconds does not count as active, because polling for a batch also
+takes some CPU time
 """
 _IDLE_S = 60.0
 """after this many seconds without computing, reading or writing, a rank no longer counts as being in an
@@ -67,13 +67,13 @@ intended pause
 _OUTSIDE_S = {Wait.INPUT: 120.0, Wait.NETWORK: 120.0, Wait.FILE: 120.0, Wait.FOREIGN_LOCK: 120.0, Wait.PIPE: 60.0}
 """seconds that an inactive rank may wait for something outside the job; after that, ddpprof reports a hang"""
 _LIKE_BEFORE = 2.0
-"""if a pause was reported as a hang but ended by itself, later pauses at the same line may last this many times
-as long
+"""if a pause was reported as a hang but ended by itself, later pauses at the same line may last this many times as long
+as that pause
 """
 _REST_S, _REST_OF_FIRST_S = 2.5, 60.0
-"""seconds that a step may always take to finish after a pause; the second value is for the first steps"""
+"""seconds that a step may always take to finish after a pause: usually, and in the first steps of the job"""
 _MOST_MOVES = 3
-"""number of times per step that ddpprof puts off a report because the activity of a rank has just changed"""
+"""maximum number of times per step that ddpprof postpones a report because the activity of a rank has just changed"""
 _FORWARD_S = 3.0
 """seconds that DDP's broadcast of buffers may take in an evaluation while another rank does not take part in it; after
 that, ddpprof reports a hang

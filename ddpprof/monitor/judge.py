@@ -143,7 +143,7 @@ def _passes(state: PulseState) -> Passes:
 
 
 def _of_extra_pass(table: Table) -> Verdict | None:
-    """Diagnose a rank that ran more backward passes, in fewer steps or after most ranks had left the training loop."""
+    """Diagnose a rank that ran more backward passes than others, in fewer steps or after most had left the loop."""
     early = [one for one in table if one.fault is Fault.ENDED_EARLY]
     trains_on = [one for one in table if one not in early]
     if len(trains_on) == 1 < len(early) and trains_on[0].waits_in_ddp:
@@ -182,9 +182,8 @@ _DID_NOT_COME = re.compile(r"Ranks?:? ([\d, ]+) failed to (?:pass|reach) monitor
 
 
 def _of_timeout(table: Table) -> Verdict | None:
-    """Diagnose collectives that timed out on all ranks except one.
-
-    This rank did not call the collectives, and the launcher ended it.
+    """Diagnose collectives that timed out on all ranks except one, which did not call them and was ended by the
+    launcher.
     """
     late = [one for one in table if how_likely_a_consequence(one.evidence) == 1 and _stood_outside(one)]
     others = [one for one in table if one not in late]
@@ -304,7 +303,7 @@ def _are_by_themselves(table: Table) -> bool:
 
 
 def _of_lone_evaluation(table: Table) -> Verdict | None:
-    """Diagnose ranks that all wait if up to half of the ranks are evaluating the DDP module."""
+    """Diagnose ranks that all wait, if up to half of the ranks are evaluating the DDP module."""
     evaluating = [one for one in table if one.fault is Fault.EVALUATES_ALONE]
     if not 0 < len(evaluating) <= len(table) / 2:
         return None
@@ -312,7 +311,7 @@ def _of_lone_evaluation(table: Table) -> Verdict | None:
 
 
 def _of_odd_calls(table: Table) -> Verdict | None:
-    """Diagnose ranks that all wait if sequence numbers show which rank skipped or added a collective."""
+    """Diagnose ranks that all wait, if sequence numbers show which rank skipped or added a collective."""
     return _on_odd_rank(odd_by_calls(table), table)
 
 
@@ -371,7 +370,7 @@ def _waits_at(position: Position) -> tuple[str | None, str | None]:
 
 
 def _of_fewer_passes(table: Table) -> Verdict | None:
-    """Diagnose ranks that all wait in DDP's own collectives if one rank has run fewer backward passes."""
+    """Diagnose ranks that all wait in DDP's own collectives, if one rank has run fewer backward passes."""
     passes = [one.evidence.state.num_passes for one in table]
     if min(passes) == max(passes):
         return None
@@ -380,7 +379,7 @@ def _of_fewer_passes(table: Table) -> Verdict | None:
 
 
 def _of_fewer_calls(table: Table) -> Verdict | None:
-    """Diagnose ranks that all wait in the same backward pass if a rank has begun fewer all-reduces than other ranks."""
+    """Diagnose ranks that all wait in the same backward pass, if a rank has begun fewer all-reduces than others."""
     return _on_odd_rank(behind_by_calls(table), table) if all(one.waits_in_reducer for one in table) else None
 
 
@@ -406,8 +405,8 @@ RULES: tuple[Callable[[Table], Verdict | None], ...] = (
     _of_fewer_passes,
     _of_fewer_calls,
 )
-"""rules in the order in which they are tried. If no rule applies, all ranks wait at the same place, so the network is
-at fault
+"""rules in the order in which they are tried; if none applies, all ranks wait at the same place, so the network is at
+fault
 """
 
 

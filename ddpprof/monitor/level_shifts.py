@@ -106,7 +106,7 @@ slowdown
 OVER = log(1.03)
 """log of a factor; a slowdown has ended if step times are less than this factor above normal"""
 TWO_LEVELS = log(1.10)
-"""log of the factor by which the step time must change during a slowdown to count as the start of another slowdown"""
+"""log of a factor; a slowdown has ended if the step time is less than this factor above the normal step time"""
 MOST_SHIFT = log(2)
 """log of a factor; growth by this factor always counts as a slowdown, even if the step times before it were
 very noisy
@@ -123,7 +123,7 @@ class LevelShift:
     last_step: int | None
     """number of the last slow step; ``None`` if the slowdown has not ended"""
     before_ns: int
-    """normal step time, ns"""
+    """normal step time, in ns"""
     after_ns: int
     num_steps: int
     """number of steps in the slowdown; `after_ns` is the median of their step times"""
@@ -143,7 +143,7 @@ class LevelShift:
         return self.last_step is None or self.after_ns >= (1 + LEAST_GROWTH) * self.before_ns
 
     def holds(self, number: Int64Column) -> Flags:
-        """Return a mask of the steps that belong to the period. `number`: step numbers."""
+        """Return a mask over steps: True for steps that belong to the period. `number`: the step numbers."""
         begun: Flags = number >= self.first_step
         return begun if self.last_step is None else begun & (number <= self.last_step)
 

@@ -35,12 +35,12 @@ from ddpprof.topics.whole_run import slowdown_sentence
 Say = Callable[[str], None]
 
 _LAUNCHER_S = 30.0
-"""if a rank has died, ddpprof reports it after this many seconds, in which the launcher may end the other ranks"""
+"""seconds after the death of a rank before ddpprof reports it; in this time, the launcher may end the other ranks"""
 _RESTART_S = 600.0
-"""if all ranks have died, ddpprof reports it after this many seconds, in which the launcher may restart the ranks"""
+"""seconds after the death of all ranks before ddpprof reports it; in this time, the launcher may restart them"""
 _MAY_GO_ON = (Hint.WAITS_OUTSIDE, Hint.WAITS_FOR_INPUT)
-"""for verdicts with these hints, ``--kill-after`` does not end the job; neither does it if a process does not exit
-after training
+"""``--kill-after`` does not end the job if the verdict has one of these hints, or if a process does not exit after
+training
 """
 
 
@@ -188,7 +188,7 @@ _MOST_SAID = 20
 _WORTH_SAYING = 0.10
 """a slowdown is reported while the job runs if the step time has grown by at least this fraction"""
 _MUCH_WORSE = 0.5
-"""a slowdown is reported again if the growth of the step time has increased by at least this fraction"""
+"""a slowdown is reported again if the growth of the step time has become larger by at least this fraction"""
 _LASTING_S = 20.0
 """a slowdown is reported once it has lasted for this many seconds"""
 

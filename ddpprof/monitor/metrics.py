@@ -3,8 +3,8 @@
 The number of time series is bounded: the only labels are the rank and the part or quantile of a step, and only the
 first `MOST_RANKS` ranks are exported.
 
-``--metrics 9464`` serves them in Prometheus' text format to this machine only, and ``--metrics 0.0.0.0:9464`` to all
-machines. ``--metrics otlp:http://127.0.0.1:4318`` sends them to an OpenTelemetry collector every few seconds.
+``--metrics 9464`` serves the metrics in Prometheus' text format to this machine only, and ``--metrics 0.0.0.0:9464`` to
+all machines. ``--metrics otlp:http://127.0.0.1:4318`` sends them to an OpenTelemetry collector every few seconds.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def publish(target: MetricsTarget, out: Path) -> Callable[[], None]:
 
 
 def _serve(host: str, port: int, read: Callable[[], list[Metric]]) -> Callable[[], None]:
-    """Serve Prometheus' text format."""
+    """Serve the metrics in Prometheus' text format."""
     from prometheus_client import CollectorRegistry, start_http_server
     from prometheus_client.registry import Collector
 

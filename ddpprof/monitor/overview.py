@@ -52,12 +52,12 @@ class Standing(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        """Whether the rank has sent its last report."""
+        """Whether no further reports of the rank are expected."""
         return self not in (Standing.TRAINING, Standing.WAITS, Standing.NO_SIGN)
 
     @property
     def is_trouble(self) -> bool:
-        """Whether the rank cannot continue, and other ranks therefore have to wait for it."""
+        """Whether the rank cannot continue, so that other ranks have to wait for it."""
         return self in (Standing.NO_SIGN, Standing.GONE, Standing.FAILED)
 
 
@@ -80,7 +80,7 @@ class RankNow:
     activity_age_ns: int
     step_ns: int | None
     own_ns: int | None
-    """``None`` if the time spent waiting for other ranks is unknown, for example on accelerators"""
+    """own time; ``None`` if the time spent waiting for other ranks is unknown, for example on accelerators"""
     data_ns: int | None
     wait_ns: int | None
     """time spent waiting for other ranks; ``None`` if unknown, for example on accelerators"""
@@ -208,7 +208,7 @@ def _slowest(ranks: Sequence[RankNow]) -> list[str]:
 
 
 WINDOW_NS = 300 * 10**9
-"""period over which percentiles are computed and step times are drawn"""
+"""period over which percentiles are computed, and for which step times are drawn"""
 _RATE_NS = 60 * 10**9
 _STEPS_OF_A_RANK = 50
 _NUM_PIECES = 60
@@ -216,12 +216,12 @@ _NUM_PIECES = 60
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Step times of a rank over the last few minutes. DDP synchronizes the ranks, so this rank represents all ranks."""
+    """Step times of a rank over the last few minutes. The rank represents all ranks, because DDP synchronizes them."""
 
     rank: int
     num_steps: int
     span_ns: int
-    """time from the first of these steps to now or, if training has ended, to its end"""
+    """time from the first of the steps to now or, if training has ended, to the end of training"""
     median_ns: int
     p90_ns: int
     p99_ns: int

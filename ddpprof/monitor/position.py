@@ -1,4 +1,4 @@
-"""Determine which code the training thread of a rank runs, and whether the rank waits for other ranks or vice versa.
+"""Determine which code the training thread of a rank runs, and whether it waits for other ranks or they wait for it.
 
 Functions of libraries are recognized by their names and files. A `Position` is one row of the table of evidence. It is
 made by the first rule that applies to the rank.
@@ -38,7 +38,7 @@ class Position:
     waits_in: str | None
     """collective (or `REDUCER`) in which the rank waits for other ranks; ``None`` if it is not waiting for them"""
     fault: Fault
-    """reason for which other ranks have to wait if this rank is at fault"""
+    """why other ranks have to wait for this rank, if it is at fault"""
     detail: str | None = None
     hint: Hint | None = None
 

@@ -100,7 +100,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process on this machine. "Main thread" means the training thread, even if that is a different thread."""
+    """A process on this machine. "Main thread" means the training thread, whichever thread of the process that is."""
 
     pid: int
     name: str
@@ -120,7 +120,7 @@ class Process:
     seen_s: float
     """time at which the values were read, on the monotonic clock, in seconds"""
     wait: Wait | None
-    """what the main thread waits for; ``None`` if the thread does not sleep, or if the system does not report it"""
+    """what the main thread waits for; ``None`` if it does not sleep, or if the system does not report it"""
     moved_bytes: int
     """number of bytes that the main thread has read from and written to files so far; 0 if the system does not report
     it

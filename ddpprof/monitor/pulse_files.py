@@ -36,8 +36,8 @@ SILENT_NS = 4 * 10**9
 every second
 """
 SILENT_FAR_NS = 15 * 10**9
-"""the same limit for processes on other machines, where clocks may differ, and files may appear late on a shared file
-system
+"""a process on another machine counts as silent if its last heartbeat is older than this: clocks may differ, and files
+may appear late on a shared file system
 """
 MOST_COMPARED = 64
 """maximum number of ranks whose steps are compared one by one"""
@@ -109,7 +109,7 @@ def is_here(identity: PulseIdentity) -> bool:
 
 
 def last_sign_ns(identity: PulseIdentity, state: PulseState) -> int:
-    """Return the time of the last heartbeat by the training thread or ddpprof's own thread, ns since 1970."""
+    """Return the time of the last heartbeat by the training thread or ddpprof's own thread, in ns since 1970."""
     return max(state.last_ns, identity.created_ns)
 
 
@@ -142,7 +142,7 @@ def is_gone(identity: PulseIdentity) -> bool | None:
 
 
 def _is_in_this_memory(identity: PulseIdentity) -> bool:
-    """Return True if the rank's pulse is, or was, in the shared memory of this machine."""
+    """Return True if the rank's pulse is or was in the shared memory of this machine."""
     return is_here(identity) and Path(identity.shared).parent == SHARED_FOLDER
 
 
@@ -197,7 +197,7 @@ def _named(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _newest(path: Path) -> Iterator[int]:
-    """Open the pulse in shared memory if it is on this machine, or else the copy at `path`."""
+    """Open the pulse in shared memory if it is on this machine, otherwise the copy at `path`."""
     copy = own_files.open_regular(path)
     try:
         shared = _open_shared(copy)

@@ -27,7 +27,7 @@ PATIENCE_S = 2.0
 """time limit for connecting and reading the whole answer, in seconds"""
 _ADDRESS = "localhost:28028"
 _RAS_TIMEOUT_S = 1
-"""time limit that RAS is asked to use for answers from processes on other machines, in seconds"""
+"""time limit that ddpprof asks RAS to use for answers from processes on other machines, in seconds"""
 _REQUEST = f"CLIENT PROTOCOL 2\nTIMEOUT {_RAS_TIMEOUT_S}\nSET FORMAT json\nVERBOSE STATUS\n".encode()
 """request to RAS; older versions answer ``SET FORMAT`` with an error, and then answer in text"""
 _MOST_BYTES = 64 << 20
@@ -63,7 +63,7 @@ class NcclRank:
 
 
 Communicator = Mapping[int, NcclRank]
-"""rank → what RAS reports about it, for the ranks of a communicator"""
+"""rank → what RAS reports about it; for all ranks of a communicator"""
 
 
 def ask(address: str, patience_s: float = PATIENCE_S) -> str | None:
@@ -160,8 +160,8 @@ class _Section:
     def __init__(self) -> None:
         self.ranks: dict[int, NcclRank] = {}
         self.usual: dict[str, tuple[int, int]] = {}
-        """operation → size of the largest group of ranks with the same number of launches, and this number of
-        launches
+        """operation → size of the largest group of ranks with equal numbers of launches, and the number of launches in
+        this group
         """
         self.kind = ""
         self._operation = ""
@@ -201,7 +201,7 @@ class _Section:
         self.ranks[rank] = NcclRank(counts={**there.counts, **(counts or {})}, **merged)
 
     def _names_others(self, operation: str, num_usual: int, world_size: int) -> bool:
-        """Return True if the answer names all ranks with a number of launches that differs from the majority's."""
+        """Return True if the answer names every rank whose number of launches differs from the majority's."""
         known = [one for one in self.ranks.values() if one.is_missing or operation in one.counts]
         return bool(operation) and num_usual + len(known) == world_size
 
@@ -235,7 +235,7 @@ def _of_text(lines: Iterable[str], world_size: int) -> list[Communicator]:
 
 
 def differing(communicator: Communicator) -> dict[str, dict[int, list[int]]]:
-    """Return operations with different numbers of launches on the ranks: operation → number of launches → ranks."""
+    """Return the operations whose number of launches differs between ranks: operation → number of launches → ranks."""
     found: dict[str, dict[int, list[int]]] = {}
     for rank, one in sorted(communicator.items()):
         for operation, number in one.counts.items():

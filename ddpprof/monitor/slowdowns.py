@@ -108,8 +108,8 @@ def pauses_in(steps: JobSteps) -> tuple[Pause, ...]:
 def _where_longer(steps: JobSteps, long: Flags, extra_ns: int) -> tuple[StepPart | None, tuple[int, ...]]:
     """Return the part that takes most of the additional time of long steps, and the ranks on which it takes longer.
 
-    The part is ``None`` if it takes less than half of the time on every rank. Each long step includes the step before
-    it, because ranks that wait for another rank may already have begun their next step.
+    The part is ``None`` if it takes less than half of the additional time on every rank. Each long step includes the
+    step before it, because ranks that wait for another rank may already have begun their next step.
     """
     both = long | np.append(long[1:], False)
     longer: dict[StepPart, dict[int, float]] = {}
@@ -142,16 +142,16 @@ def uneven_work(steps: JobSteps) -> UnevenWork | None:
 
 _FEW_STEPS = 10
 _TYPICAL = 0.9
-"""fraction of the steps that is used, from the least uneven step on. The others may be uneven for another reason, so
-the result is conservative
+"""only this fraction of the steps is used, namely the least uneven steps. The rest may be uneven for another reason, so
+that the result is conservative
 """
 
 
 _LONG = 1.5
 """a step counts as long if it takes more than this many times as long as a normal step"""
 _MOST_MULTIPLES = 0.8
-"""long steps are regular if at least half of the distances between them are equal, and at least this share are
-multiples of this distance
+"""long steps are regular if at least half of the distances between them are equal, and at least this share of all
+distances are multiples of that distance
 """
 
 
@@ -170,7 +170,7 @@ _FEW_DISTANCES = 3
 
 
 _MOST_KEPT = 200
-"""number of slowdowns that are kept at most; a job that runs for weeks may have more"""
+"""maximum number of slowdowns that are kept; a job that runs for weeks may have more"""
 _COMPARED_BEFORE = 200
 _COMPARED_AFTER = 512
 """maximum number of steps in a slowdown that are compared with `_COMPARED_BEFORE` earlier steps to find the cause"""

@@ -125,7 +125,7 @@ def stretch_of(rows: PulseSummaries) -> Stretch:
 
 
 def usual_length_ns(rows: PulseSummaries) -> int:
-    """Return the median length of the steps without a `StepFlag`, or of all steps if every step has a flag, ns."""
+    """Return the median length of the steps without a `StepFlag`, or of all steps if every step has a flag, in ns."""
     usual = np.maximum(rows.num_steps - rows.num_flagged, 0)
     return weighted_median(rows.median_ns, usual if usual.any() else rows.num_steps)
 
@@ -233,7 +233,7 @@ def _memory_growth(pulse: Pulse, rows: PulseSummaries) -> int | None:
 def whole_run(
     ranks: Sequence[RankWholeRun], found: Slowdowns, hang: Verdict | None, captures: tuple[int, ...]
 ) -> WholeRun:
-    """Return a summary of the whole run from the summaries of its ranks. `ranks`: must not be empty."""
+    """Return a summary of the whole run from the summaries of its ranks. `ranks` must not be empty."""
     begin_ns, end_ns = min(one.created_ns for one in ranks), max(one.last_ns for one in ranks)
     return WholeRun(
         num_steps=max(one.num_steps for one in ranks),

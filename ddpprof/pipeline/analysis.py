@@ -45,7 +45,7 @@ class Selection:
     ranks: tuple[RankFiles, ...]
     left_out: frozenset[int] = frozenset()
     notes: tuple[str, ...] = ()
-    """messages for the report about ranks whose data is not read"""
+    """messages for the report about ranks that were not read"""
 
 
 def select_ranks(files: Sequence[RankFiles], ranks: Numbers | None, sample: int | None) -> Selection:
@@ -83,7 +83,7 @@ def _named(late: Sequence[int]) -> str:
 
 
 def _sampled(files: Sequence[RankFiles], late: Sequence[int], sample: int) -> list[RankFiles]:
-    """Return the late ranks, and an evenly spaced selection of the other ranks, with the first and the last rank."""
+    """Return the late ranks, and evenly spaced other ranks, including the first and the last rank."""
     others = [one for one in files if one.rank not in late]
     number = sample - len(late)
     last = len(others) - 1
@@ -107,7 +107,7 @@ def _progress(files: RankFiles) -> list[StepProgress]:
 
 
 _MERGED_AT_ONCE = 32
-"""number of summaries that are merged at a time; limited because summaries are large before they are merged"""
+"""maximum number of summaries that are merged at a time, because summaries are large before they are merged"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class AnalysisOptions:
     jobs: int | None = None
     """number of processes that read; ``None`` for as many as CPU cores and memory allow"""
     scheduler: str | None = None
-    """address of a Dask scheduler whose workers read the ranks; ``None`` to use processes on this machine"""
+    """address of the Dask scheduler whose workers read the ranks; ``None`` to read them in processes on this machine"""
     limits: Limits = DEFAULT_LIMITS
     further_parts: tuple[Location, ...] = ()
     """further parts of the run, if its hosts do not share a file system"""
@@ -157,7 +157,7 @@ class Analysis:
         return self._reduced.report
 
     def to_replay(self, also: Collection[int] = ()) -> KnownRun:
-        """Return the input for predictions: a selection of the ranks, including the ranks in `also`."""
+        """Return the input for predictions: a selection of the ranks that includes the ranks in `also`."""
         late = self.report.across.stragglers if self.report.across is not None else None
         ranks = [one.rank for one in self.report.ranks_together]
         chosen = {*ranks_to_replay(ranks, late.stragglers if late is not None else ()), *also}
@@ -207,7 +207,7 @@ def analysed(path: Location, choice: AnalysisOptions = ALL, watch: Watch = lambd
 
 @contextmanager
 def _interruption_told(ranks: Sequence[RankFiles], cache: Cache) -> Iterator[None]:
-    """Add a message to a ``KeyboardInterrupt`` about the ranks that have been read."""
+    """Add to a ``KeyboardInterrupt`` a message about the ranks that have been read."""
     before = {one.rank: cache.written_ns(one) for one in ranks}
     try:
         yield

@@ -50,10 +50,10 @@ from ddpprof.words import utf8_text
 
 @dataclass(frozen=True, slots=True)
 class ReadProgress:
-    """The current progress of reading."""
+    """How much has been read so far."""
 
     path: Location
-    """a file that is being read; if there are several, any of them"""
+    """a file that is being read at the moment; there may be several"""
     num_done: int
     num_ranks: int
     done_bytes: int
@@ -222,7 +222,7 @@ def _opened(source: Path | BinaryIO) -> Iterator[zipfile.ZipFile]:
 
 
 def stamps_of(files: RankFiles) -> dict[str, str]:
-    """Return the `identity` of each existing file of the rank, by file name."""
+    """Return a stamp (`identity`) of each existing file of the rank, by file name."""
     recorded = (
         []
         if files.directory is None or files.rank is None

@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 _BASE_BYTES = 150_000_000
 """memory in bytes that a process needs in addition to the memory for its trace"""
 _BYTES_PER_BYTE = 1.5
-"""bytes of memory needed per byte of a compressed trace: 6 % of the JSON size, which is 12 times the compressed size,
-plus a margin
+"""bytes of memory needed per byte of a compressed trace: a process needs 6 % of the JSON size, which is 12 times the
+compressed size, plus a margin
 """
 _TELL_EVERY_S = 0.2
 _WORTH_A_POOL_BYTES = 4_000_000
@@ -338,7 +338,7 @@ def _write(entry: bytes, part: Path) -> None:
 
 
 def _merged_tree(client: Client, leaves: Sequence[Leaf[bytes]]) -> RunSummary | None:
-    """Merge the summaries in a tree. Return ``None`` if that is no longer possible."""
+    """Merge the summaries in a tree. Return ``None`` if the cluster is lost."""
     level = [client.submit(_summary_of, leaf, pure=False) for leaf in leaves]
     while len(level) > 1:
         groups = [level[first : first + _MERGED_AT_ONCE] for first in range(0, len(level), _MERGED_AT_ONCE)]

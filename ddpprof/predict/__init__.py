@@ -18,9 +18,9 @@ from ddpprof.model.ddp_module import DEFAULT_CAP_MIB, MIB, Caps, Gradient
 
 _ENDS_MB = (0.25, 1, 4)
 _MOST_LISTED = 16
-"""longest list of caps, in number of caps, that ddpprof suggests for a script"""
+"""maximum number of caps in a list that ddpprof suggests for a script"""
 _MANY = 4
-"""in code for a script, this many or more consecutive equal caps are written as a product"""
+"""in code for a script, at least this many consecutive equal caps are written as a product"""
 
 
 @dataclass(frozen=True, slots=True)

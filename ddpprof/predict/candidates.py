@@ -221,7 +221,7 @@ def spread(training: Training, knobs: Knobs, most: int) -> Shortlist:
 
 _FEW_CAPS_MB = (1, 2, 5, 10, 25, 50, 100, 200, 400)
 _EQUALLY_GOOD = 1.001
-"""the recorded buckets are kept if the step then takes at most this many times as long as with the best buckets"""
+"""the recorded buckets are kept if a step takes at most this many times as long with them as with the best buckets"""
 _FLAT = 0.01
 """settings count as equally good if their predictions differ by less than this fraction of the step"""
 

@@ -1,4 +1,4 @@
-"""Model the duration of an all-reduce between the ranks of a job, and its cost to concurrent computation.
+"""Model how long an all-reduce between the ranks of a job takes, and how much it slows down concurrent computation.
 
 Both are modeled as latency + bytes × time per byte, with a minimum (`statistics.size_model`). The parameters are
 fitted to the measurements of `ddpprof netbench` or, without them, to the buckets of the run. The buckets cover only
@@ -21,18 +21,18 @@ from ddpprof.statistics import first_quartile
 from ddpprof.statistics.size_model import SizeModel, fit_size_model
 
 _TAKEN_ON_A_LINK = 1.1
-"""gloo's threads slow down computation by this time, in ns per byte, and also by a share (`_TAKEN_WITH_TIME`) of the
-transfer's duration
+"""time by which gloo's threads slow down computation, in ns per byte; they also slow it down by a share of the
+transfer's duration (`_TAKEN_WITH_TIME`)
 """
 _TAKEN_WITH_TIME = 0.11
 _LEAST_OF_LARGEST = 8
-"""the time of buckets depends on latency rather than bandwidth if the largest bucket is more than this many times as
-large
+"""the time of a bucket depends on latency rather than bandwidth if the largest bucket is more than this many times its
+size
 """
 _FASTEST, _SLOWEST = 1e-4, 1e4
 """smallest and largest possible time per byte in ns: 10 TB/s and 100 kB/s"""
 _NARROWINGS = 25
-"""number of times that the search between these limits narrows the range; it then has an accuracy of 0.02 %"""
+"""number of times that the search narrows the range from `_FASTEST` to `_SLOWEST`; its accuracy is then 0.02 %"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -261,7 +261,7 @@ def _observe_passes(ranks: Sequence[TracedPass]) -> ObservedStep:
 
 
 def _computed(one: TracedPass) -> list[int]:
-    """Return the time at which each bucket was ready, in ns from step start.
+    """Return the time at which each bucket was ready, in ns since the start of the step.
 
     This is no later than the start of its all-reduce.
     """

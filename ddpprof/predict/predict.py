@@ -25,7 +25,7 @@ _LEAST_RATE_ERROR = 0.02
 _RATE_ERROR_PER_DOUBLING = 0.1
 """for bucket sizes, numbers of ranks or bandwidths outside the measured range: relative error per doubling"""
 _BEYOND = 2
-"""buckets do not increase the error if they are outside the measured sizes by at most this factor"""
+"""a bucket outside the range of measured sizes by at most this factor does not increase the error"""
 _TAKEN_ERROR = 0.3
 _MOST_TAKEN = 3.0
 """upper bound on how much gloo slows down computation, in ns per byte; used if the slowdown was not measured"""

@@ -31,7 +31,7 @@ _MOST_PACE = 1.1
 run
 """
 _ENOUGH_SENT = 0.5
-"""how much communication slows down computation is measured if at least this share of the gradients is sent during the
+"""the slowdown of computation by communication is measured if at least this share of the gradients is sent during the
 backward pass
 """
 _UNKNOWN_ERROR = 0.0625
@@ -112,7 +112,7 @@ class Profile:
         return self.passes[0].num_reduced * self.passes[0].accumulation
 
     def without_others(self, ranks: Profile) -> Profile:
-        """Return this profile with the computation from `ranks`, a profile of only some of the ranks.
+        """Return this profile, with its computation replaced by that of `ranks`, a profile of only some of the ranks.
 
         Everything else is kept. Raises `DdpprofError` if the number of gradients differs.
         """
@@ -177,7 +177,7 @@ def _pass_profile(
 ) -> tuple[PassProfile, Link]:
     """Return the profile of one pass, and the link.
 
-    If the run shows how much communication slows down computation, this cost is added.
+    If the run shows how much communication slows down computation, the link includes this cost.
 
     `copied`: ns per byte.
     """
@@ -208,7 +208,7 @@ def _pass_profile(
 
 
 def _computed(training: Training, step: ObservedStep, link: Link) -> Computed:
-    """Return each observed time minus the CPU time that transfers had taken until that time."""
+    """Return each observed time minus the CPU time that transfers had already taken by then."""
     sent = _sent(training, step, link)
 
     def taken_until(now_ns: float) -> float:

@@ -190,8 +190,8 @@ def install(distributed: ModuleType) -> None:
 
 
 _OF_RANK = "DDPPROF_RANK_PROCESS"
-"""environment variable with the PID of the rank. Processes started by the rank inherit the variable, and so know that
-they are not ranks
+"""environment variable with the PID of the rank. Processes that the rank starts inherit the variable, which shows them
+that they are not ranks
 """
 
 

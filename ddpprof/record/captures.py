@@ -40,7 +40,7 @@ from ddpprof.record.window import Window
 from ddpprof.rundir import BOARD_DIRECTORY, CONTROL_SOCKET
 
 _PLACES_S = 10.0
-"""seconds within which all ranks must report on which machine they run"""
+"""seconds within which every rank must report which machine it runs on"""
 
 
 class Board(Protocol):
@@ -209,12 +209,12 @@ _WRITE_S = 3600.0
 """seconds within which all ranks must run the steps of a capture and write their files"""
 _LOOK_S = 0.05
 _RANKS_PER_LOOK = 500
-"""number of ranks up to which each rank reads the board in every round; with more ranks, it reads less often, to limit
+"""with up to this many ranks, each rank reads the board in every round; with more ranks, it reads less often, to limit
 the load on the store
 """
 _CANCELLED = -1
 _BOARD_FAILS = (OSError, RuntimeError, ValueError)
-"""errors that reading or writing a board may raise when the job is about to end"""
+"""errors that reading or writing a board may raise while the job is ending"""
 _KEPT_STEPS = 2000
 _USUAL_STEPS = 200
 _RECENT_STEPS = 5
@@ -223,7 +223,7 @@ _USUAL_PER_RECENT = 5
 
 
 class Captures:
-    """Performs captures on one rank. `round` and the handling of requests run in other threads than training."""
+    """Performs captures on one rank. Neither `round` nor the handling of requests runs in the training thread."""
 
     def __init__(self, job: JobRank, settings: Settings) -> None:
         """Announce on which machine this rank runs, and accept requests if it is the first rank on its file system.
@@ -333,7 +333,7 @@ class Captures:
         self.request = None
 
     def _handle(self, request: CaptureRequest) -> Iterator[CaptureAnswer]:
-        """Handle a request and yield the answers. Each request runs in a separate thread."""
+        """Handle a request and yield the answers. Each request has its own thread."""
         board = self._board
         if board is None:
             yield CaptureAnswer(refused="the job has just started. Try again in a few seconds.")

@@ -43,14 +43,13 @@ def num_compiled() -> int:
 
 
 def is_at_limit() -> bool:
-    """Return True if torch.compile stopped compiling a function, because it had compiled it too often."""
+    """Return True if torch.compile stopped compiling a function because it had compiled that function too often."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and any(map(_AT_LIMIT.search, dynamo.counters["unimplemented"]))
 
 
 _AT_LIMIT = re.compile(r"(?:recompile|cache_size)[ _]limit", re.IGNORECASE)
-"""pattern for the reason under which PyTorch counts a reached limit, such as ``"cache_size_limit reached"`` in torch
-2.6
+"""pattern for the name under which PyTorch counts a reached limit, such as ``"cache_size_limit reached"`` in torch 2.6
 """
 
 
@@ -85,7 +84,7 @@ def _is_in_compiled_code() -> bool:
 
 
 def count_graphs() -> None:
-    """Start counting the graphs that DDPOptimizer creates, unless some already exist. Call this if DDP is compiled."""
+    """Start counting the graphs that DDPOptimizer creates, unless it has created some. Call this if DDP is compiled."""
     global _counts_graphs
     if _counts_graphs or _has_graphs():
         return

@@ -121,7 +121,7 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class _Candidate:
-    """State, at the first check, of parameters of one module that may be trained without averaging."""
+    """State, at the first check, of a module's parameters that may be trained without averaging."""
 
     module: str
     names: list[str]
@@ -185,7 +185,7 @@ class Unaveraged(Listener):
     optimizer_skipped = optimizer_ends
 
     def first_look(self, step: int) -> None:
-        """Store the parameters of DDP modules that have not been called, and parameters that no optimizer has.
+        """Store the parameters of DDP modules that have not been called, and parameters that belong to no optimizer.
 
         Call this between two steps.
         """
@@ -231,13 +231,13 @@ class Unaveraged(Listener):
         return {"unaveraged": self._found, "untrained": self._untrained, "optimizers": self._described}
 
     def _with_gradients(self, optimized: Set[int]) -> list[torch.Tensor]:
-        """Return the parameters outside of DDP modules that have gradients, but that no optimizer has."""
+        """Return the parameters outside DDP modules that have gradients but belong to no optimizer."""
         known = known_to_ddp(ddp_modules(), with_frozen=True) | optimized
         owned = (one for module in _all_of(nn.Module) for one in vars(module).get("_parameters", {}).values())
         return [one for one in owned if one is not None and _gradient(one) is not None and id(one) not in known]
 
     def _still_untrained(self) -> Iterator[UntrainedParameters]:
-        """Yield the parameters that have not changed since the first check, and that no optimizer has."""
+        """Yield the parameters that have not changed since the first check and belong to no optimizer."""
         candidates, self._may_be_untrained = self._may_be_untrained, []
         optimizers = _all_of(torch.optim.Optimizer) if candidates else []  # some may not have taken a step
         optimized = {id(one) for one in _trained_by(optimizers)}

@@ -187,7 +187,7 @@ def _keeps_seeds(init: Any) -> bool:
 
 
 def _parts_of(root: Any) -> Iterator[Any]:
-    """Yield `root` and, recursively, the objects in its attributes, as far as they may transform samples."""
+    """Yield `root` and, recursively, the objects in its attributes, if they may transform samples."""
     waiting, seen = [(root, _MOST_DEPTH)], set[int]()
     while waiting and len(seen) < _MOST_OBJECTS:
         part, depth = waiting.pop()
@@ -368,8 +368,8 @@ class Feeding(Listener):
         self._feeds: list[_Feed] = []
         self._by_index_sampler: dict[int, _Feed] = {}
         self._waiting: dict[_Feed, bool] = {}
-        """loaders whose last batch was not yet used in a forward pass with gradients → whether it was used in one
-        without gradients
+        """loaders whose last batch has not been used in a forward pass with gradients → whether it was used in a
+        forward pass without gradients
         """
         self._epochs_set_on: set[int] = set()
 
@@ -487,7 +487,7 @@ def drawing_sampler(loader: DataLoader[Any]) -> Any:
 
 
 def describe_loader(loader: DataLoader[Any]) -> Loader:
-    """Return a description of a loader before its first batch is fetched."""
+    """Return the description of a loader, before its first batch is fetched."""
     sampler = drawing_sampler(loader)
     try:
         dataset_size = len(loader.dataset)  # type: ignore[arg-type]

@@ -74,7 +74,7 @@ class ReducerTimer:
         return tuple(BucketTimes(index, launched_ns, finished.get(index)) for index, launched_ns in launched)
 
     def index_of(self, numel: int) -> int | None:
-        """Return the index of the bucket that the reducer launches now; ``None`` if no bucket has `numel` elements.
+        """Return the index of the bucket that the reducer is launching; ``None`` if no bucket has `numel` elements.
 
         The reducer launches buckets in index order, and may skip some.
         """
@@ -129,7 +129,7 @@ class TimingProcessGroup(dist.ProcessGroup):
 
 @dataclass(slots=True)
 class PassCounts:
-    """Counts backward passes by whether an optimizer used their reduced gradients or the gradients were discarded."""
+    """Counts backward passes: those whose gradients an optimizer used, and those whose gradients were discarded."""
 
     num_pending: int = 0
     """number of passes whose gradients have neither been used nor discarded yet"""
@@ -481,7 +481,7 @@ class RecordedModule:
             self._num_searched = self._num_lacking = 1
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
-        """Record that gradients are used if the optimizer has the module's first parameter and it has a gradient."""
+        """Record that gradients are used, if the optimizer has the module's first parameter and this has a gradient."""
         self._note_used_rows()
         first = next(iter(self._of_reducer.parameters), None)
         if first is None or first.grad is None or not self._counts.num_pending:
@@ -534,8 +534,8 @@ class _Accumulated:
     This is used on accelerators, where DDP's logger keeps the order of gradients only for the first ten iterations and
     every hundredth iteration, and never for modules on several devices.
 
-    Recording includes the initial skipped steps. Light recording covers only every second step. If a model alternates
-    between two branches, light recording could always miss the same branch.
+    The initial skipped steps are included. Light recording alone is not enough: it covers only every second step, so if
+    a model alternates between two branches, it could always miss the same branch.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:

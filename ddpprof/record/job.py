@@ -296,7 +296,7 @@ class Agreement:
 
 _session_numbers = itertools.count()
 _LAST_PATIENCE_S = 0.5
-"""seconds that a failed rank waits for other ranks before it exits"""
+"""seconds that a failed rank waits for the other ranks before it exits"""
 
 
 class JobRank:

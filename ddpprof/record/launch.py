@@ -53,8 +53,8 @@ receive it
 _GRACE_S = 10.0
 """seconds after a signal until ddpprof sends SIGKILL to processes that are still running"""
 _SI_KERNEL = 0x80
-"""`si_code` of a signal that the kernel sent. A terminal's signals have it, and reach the job too if it is in the same
-process group
+"""`si_code` of a signal sent by the kernel, such as Ctrl-C in a terminal. The terminal sends such a signal to the job,
+too, if the job is in the same process group
 """
 
 

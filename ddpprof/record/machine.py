@@ -35,8 +35,8 @@ from ddpprof.record.events import Listener
 _STATM = Path("/proc/self/statm")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _NOT_TOLD = (RuntimeError, KeyError)
-"""errors of a failing device, or of an allocator without statistics. ddpprof then leaves out only a part of the
-record
+"""errors of a failing device, or of an allocator without statistics; after such an error, ddpprof leaves out only a
+part of the record
 """
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
@@ -299,7 +299,7 @@ STANDBY = Standby()
 GRACE_S = 3.0
 """seconds that a call inside `signals_end_a_hang` may continue after a signal before the process is ended"""
 _GRACE_OF_SCRIPTS_S = 20.0
-"""the same time if the script handles the signal itself, because the script may save its work when the call returns"""
+"""longer time limit if the script handles the signal itself, because it may save its work when the call returns"""
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -351,7 +351,7 @@ def _end_with(number: int) -> None:
 
 
 PATIENCE_S = 5.0
-"""shortest time in seconds for which ddpprof waits for a device; it waits longer if steps are long"""
+"""ddpprof waits for a device for at least this many seconds; it waits longer if steps are long"""
 
 
 class TrainingDevice:
@@ -360,7 +360,7 @@ class TrainingDevice:
     def __init__(self) -> None:
         self.accelerators: tuple[torch.device, ...] = ()
         self._waiting: Future[None] | None = None
-        """the most recent wait for the devices, which may not be over"""
+        """the most recent wait for the devices, which may not have ended"""
         self.is_captured = False
         """True while the script captures a CUDA graph; waiting for the device would break the capture"""
 

@@ -102,9 +102,7 @@ def _under_way(works: Sequence[Any]) -> list[Any]:
 _WARM_UPS = 3
 _FEWEST, _MOST = 3, 200
 _EVERY = 4
-"""of the sizes sorted from largest to smallest, every n-th is also measured with two concurrent collectives; n is this
-number
-"""
+"""one in this many sizes is also measured with two concurrent collectives, starting with the largest size"""
 _BESIDE = 1 << 18, 1 << 26
 """smallest and largest size in bytes that are also measured during computation; buckets typically have such sizes"""
 _PATIENCE = timedelta(minutes=5)
@@ -253,7 +251,7 @@ def _from_all(mine: Any) -> list[Any]:
 
 
 def _cpu_ns(iterations: Sequence[_Ranks]) -> tuple[int, ...]:
-    """Return the median CPU time of an iteration on each rank, ns."""
+    """Return the median CPU time of an iteration on each rank, in ns."""
     return tuple(round(median(times.cpu_ns for times in rank)) for rank in zip(*iterations, strict=True))
 
 

@@ -29,7 +29,7 @@ from ddpprof.monitor.processes import wait_of
 _OF_NCCL, _OF_GLOO = "_dump_nccl_trace_json", "_dump_fr_trace_json"
 """names of PyTorch's functions that return the contents of the flight recorder"""
 _WITHOUT_WAITING = ("broadcast", "scatter", "send")
-"""operations that may return on the sending rank even if no other rank takes part"""
+"""operations that may return on the sending rank without any other rank taking part"""
 _ALL_REDUCE = ("all_reduce", "allreduce")
 _LEAST_STEPS = 5
 """a collective may count as unusual once there are at least this many earlier steps"""
@@ -128,8 +128,8 @@ class LastBucket(NamedTuple):
 def last_bucket(launched: Sequence[Collective], bucket_numels: Sequence[Sequence[int]]) -> LastBucket | None:
     """Return the bucket that was launched last in a backward pass.
 
-    `launched`: all-reduces of the backward pass. `bucket_numels`: number of elements of each bucket, by module. Each
-    module's reducer launches its buckets in order. All-reduces of other sizes are ignored.
+    `launched`: all-reduces launched in the backward pass. `bucket_numels`: number of elements of each bucket, by
+    module. Each module's reducer launches its buckets in order. All-reduces of other sizes are ignored.
     """
     following = [0] * len(bucket_numels)
     found = None

@@ -1,8 +1,8 @@
 """Wrap methods of torch so that they report events to `EVENTS`. `remove` restores the originals.
 
 Each wrapper calls the original exactly once and returns its result. The only exceptions are functions that save or
-delete checkpoints. They do nothing in steps with a result that is discarded (``--baseline-steps``, trials). For events
-that occur in every step, the overhead is one comparison if the event has no listener.
+delete checkpoints. They do nothing in steps whose results are discarded (``--baseline-steps``, trials). For events that
+occur in every step, the overhead is one comparison if the event has no listener.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ def _save(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _unwritten: set[str] = set()
-"""paths of files that ``torch.save`` was made not to write; if the script has renamed one of them, also the new path"""
+"""paths of files that ``torch.save`` was made not to write; if the script renames such a file, its new path is added"""
 
 
 def leave_unwritten(path: str | os.PathLike[str]) -> None:

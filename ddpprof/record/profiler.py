@@ -44,15 +44,15 @@ _USUAL_FACTOR = 5
 earlier step
 """
 _MEMORY_OF_UNUSUAL_BYTES = 8 << 20
-"""ddpprof stops the profiler during such a step if memory has grown by this many bytes; stopping takes several times as
-much memory
+"""ddpprof stops the profiler during an unusually long step if memory has grown by this many bytes; stopping takes
+several times as much memory
 """
 _LONG_S = 10.0
-"""ddpprof stops the profiler during such a step after this many seconds even if memory has not grown"""
+"""ddpprof stops the profiler in an unusually long step after this many seconds even if memory has not grown"""
 
 
 class Bounds:
-    """Limits the time and memory of all profiled steps together, and of a single step that does not end."""
+    """Limits the time and memory of all profiled steps together, and of a single step that takes too long."""
 
     def __init__(self, leave_out: Callable[[], bool], most_seconds: float, most_bytes: int) -> None:
         """Set the limits. `leave_out`: stops collecting; it is called in the main thread until it returns True."""
@@ -274,9 +274,7 @@ class StepProfiler:
     """Runs torch.profiler over the profiled steps of one process."""
 
     _other: ClassVar[tuple[weakref.ref[Any], object] | None] = None
-    """the script's autograd profiler that was the last to begin its warm-up, and the results that it had at
-    that time
-    """
+    """the script's autograd profiler that was the last to begin its warm-up, and the results that it had then"""
 
     def __init__(self, settings: Settings, device: TrainingDevice) -> None:
         self._settings = settings

@@ -43,8 +43,8 @@ WAITED = 8
 passes
 """
 GRADIENTS = 9
-"""for each module: when its gradients were ready in the backward pass that has just ended, in ns since an origin of
-PyTorch's own (empty if unknown), and the earliest and latest time that this origin may be
+"""for each module: times at which its gradients became ready in the backward pass that has just ended, in ns since an
+origin chosen by PyTorch (empty if unknown), and the earliest and latest possible time of this origin
 """
 NOTED_FLAGS = 10
 """`StepFlag` to add to the current step"""
@@ -71,7 +71,7 @@ class PulseRows:
         self.notes: deque[tuple[int, Any]] = deque()
         """kind and value of each note; any thread may append notes"""
         self.problem: str | None = None
-        """reason why no more rows are written, if that is so"""
+        """reason why no more rows are written; ``None`` while rows are written"""
         self._making = Lock()
         self._num_summaries, self._steps_per_summary = 0, layout.STEPS_PER_SUMMARY
         self._summarized_until = first_step

@@ -44,8 +44,8 @@ _METHODS = {
     "__repr__": "print()",
     "__format__": "format()",
 }
-"""method that waits for the accelerator → how users write the call. If one such method calls another, only the outer
-call counts
+"""method that waits for the accelerator → how users write the call. If one of these methods calls another, only the
+outer call is recorded
 """
 _OF_TORCH = re.compile(r"/torch/(\w+/.*)")
 """matches files of PyTorch, except for those that define the methods of tensors"""
@@ -55,7 +55,7 @@ _Key = tuple[str, str, int, str, str]
 
 
 class HostReads:
-    """Counts and times the training thread's reads of accelerator tensors, by line of the script."""
+    """Counts the training thread's reads of accelerator tensors, and measures their duration, by line of the script."""
 
     def __init__(self) -> None:
         self._found: dict[_Key, list[int]] = {}
@@ -141,7 +141,7 @@ def _is_on_host(tensor: torch.Tensor) -> bool:
 class _UserLine:
     frame: Frame
     called: str
-    """file of the library that the line calls; empty if the line calls no library, or only ddpprof's wrappers"""
+    """file of the library that the line calls; empty if it calls no library, or only ddpprof's wrappers"""
     caller: FrameType | None
 
 

@@ -54,8 +54,8 @@ _MOST_TO_ALLOCATE = 3
 memory
 """
 _STEPS_TO_PEAK = 10
-"""in this many first steps of the job, ddpprof finds the part of the step in which memory peaks, unless the steps are
-recorded
+"""number of steps at the beginning of the job in which ddpprof determines the part of the step in which memory peaks,
+unless the steps are recorded
 """
 _COMPARED_STEPS = 50
 _OPEN_S = 3.0
@@ -86,7 +86,7 @@ class Session(Listener):
         self._handles: list[Any] = []
         self._pulse: RunningPulse | None = None
         self._main_window: Window | None = None
-        """during a capture: window of the job's first recorded steps, because the capture uses a window of its own"""
+        """during a capture, the window of the job's first recorded steps; the capture uses a separate window"""
         self._crash = CrashFile()
         self._closed = False
         self.process_exits = False
@@ -296,7 +296,7 @@ class Session(Listener):
     def discards_file(self, target: Any) -> bool:
         """Return True if a save to a path is discarded.
 
-        Saves to a buffer or an open file are not discarded, because this would leave an empty file.
+        Saves to a buffer or an open file are not discarded, because the file would remain empty.
         """
         why = self._why_nothing_is_saved()
         if why is None or not isinstance(target, str | os.PathLike):
@@ -466,7 +466,7 @@ class RecordedSteps(Listener):
         """
         self.had_backward = False
         self._not_of_ddp: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        """optimizers that have no parameters of any DDP module → number of DDP modules at the time of this check"""
+        """optimizers without parameters of any DDP module → number of DDP modules at the time of the check"""
         self._steps_without_forward = 0
         """number of steps that optimizers of DDP modules took before the first DDP forward pass"""
 

@@ -29,7 +29,7 @@ class Settings:
     command: tuple[str, ...] = ()
     """command that the user asked to run"""
     recorded_with: tuple[str, ...] = ()
-    """arguments of ``ddpprof trace`` that record the same kind of run again, without the output directory"""
+    """arguments of ``ddpprof trace`` that repeat the recording, without the output directory"""
     skip_first: int = SKIP_FIRST
     """number of initial steps that are not recorded; in them, DDP rebuilds its buckets, and caches and allocators warm
     up
@@ -66,9 +66,9 @@ class Settings:
     most_bytes: int = 2 << 30
     """profiling ends if the process's memory has grown by this many bytes"""
     stop_after: bool = False
-    """end the job with exit code 0 after the recorded steps"""
+    """whether to end the job with exit code 0 after the recorded steps"""
     force: bool = False
-    """replace an earlier run in the directory `out`"""
+    """whether to replace an earlier run in the directory `out`"""
     trial: bool = False
     """True if the run is one of several short runs of an experiment; ``torch.save`` then writes no files after
     step 0
@@ -82,7 +82,7 @@ class Settings:
     passes_per_reduction: int = 0
     """if not 0, number of backward passes per step, of which only the last reduces gradients, as with ``no_sync``"""
     nccl_log: bool = False
-    """make NCCL write a log into the run directory"""
+    """whether NCCL writes a log into the run directory"""
     optimize_ddp: str | None = None
     """value to which ``torch._dynamo.config.optimize_ddp`` is set when the script constructs DDP"""
     compile_order: str | None = None
@@ -95,11 +95,11 @@ class Settings:
     num_threads: int = 0
     """if not 0, number of threads that ``torch.set_num_threads`` sets, whatever argument the script passes"""
     pulse: bool = True
-    """record this rank's activity in every step of the whole run, for ``ddpprof top``, ``diagnose`` and reports"""
+    """whether to record the rank's activity in every step of the run, for ``ddpprof top``, ``diagnose`` and reports"""
     losses: bool = False
-    """record the loss of each step"""
+    """whether to record the loss of each step"""
     without_ddp: bool = False
-    """make DDP call its module without averaging gradients"""
+    """whether DDP calls its module without averaging gradients"""
     ddp_blocks: int = 0
     """number of pairs of blocks at the end of the run. A pair is a block of timed steps with DDP and a block without
     DDP
@@ -108,13 +108,13 @@ class Settings:
     """number of timed steps in each block"""
 
     launched_unix_s: float | None = None
-    """time at which the launcher started the job; ranks recognize by it that a run was created for this job"""
+    """time at which the launcher started the job; it shows the ranks which run was created for this job"""
     agent: str | None = None
     """identifier of the torchrun process, if torchrun starts ddpprof and ddpprof starts the rank"""
 
     @property
     def reduces_throughout(self) -> bool:
-        """Whether DDP averages gradients in all recorded steps, as it does without ddpprof."""
+        """Whether DDP averages gradients in all recorded steps: no setting disables it in any of them."""
         return not (self.baseline_steps or self.alone_steps or self.ddp_blocks or self.without_ddp)
 
     @classmethod

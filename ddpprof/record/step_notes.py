@@ -53,7 +53,7 @@ class RpcNotes(Listener):
         """number of calls that were not recorded because the step had too many"""
 
     def end_step(self) -> None:
-        """Discard the calls of the step, including calls in progress."""
+        """Discard the calls of the step, including calls that have not finished."""
         self._calls, self.num_left_out = [], 0
 
     def calls(self) -> tuple[RpcCall, ...]:
@@ -239,7 +239,7 @@ def framework_at_work() -> str | None:
 
 
 def _holding_the_model() -> str | None:
-    """Return ``"accelerate"`` if the script has created an Accelerator. It is not on the stack during training."""
+    """Return ``"accelerate"`` if the script has created an Accelerator. Its code is not on the stack in training."""
     state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
     return "accelerate" if getattr(state, "_shared_state", None) else None
 

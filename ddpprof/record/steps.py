@@ -85,10 +85,8 @@ class Schedule:
         return StepMode.ALONE if step < self._done_begin else self._mode_in_blocks(step)
 
     def _cost_mode(self, into: int) -> StepMode:
-        """Return the mode of a step that measures overhead: recording is off, or light.
-
-        The modes alternate. In the first half of the steps, each pair of steps begins with off, and in the second half
-        with light.
+        """Return the mode of a step that measures overhead: recording is off, or light. The modes alternate. Pairs of
+        steps begin with off in the first half of the steps, and with light in the second half.
         """
         num_steps = self._timed_begin - self._cost_begin
         begins_light = into // 2 * 4 >= num_steps
@@ -108,7 +106,7 @@ class Schedule:
 
 
 _ANCHOR_LOST_AFTER = 50
-"""the anchor (see `StepDetector`) is replaced if other optimizers take this many steps in a row"""
+"""the anchor (see `StepDetector`) is replaced after this many consecutive steps of other optimizers"""
 
 
 class StepDetector:
@@ -126,8 +124,8 @@ class StepDetector:
         self._anchor: int | None = None
         self._since_anchor = 0
         self._in_turns: set[int] = set()
-        """optimizers whose last turn had several steps, each after a synchronizing forward pass. A turn is a series of
-        steps of one optimizer without steps of another. Emptied when a new optimizer becomes the anchor (see the class)
+        """optimizers whose last turn had several steps, each after a synchronizing forward pass; a turn is a series of
+        steps that no other optimizer interrupts. Emptied when a new optimizer becomes the anchor (see the class)
         """
         self._is_turn = False
         """whether the most recent optimizer has taken several steps in its current turn, each after a synchronizing

@@ -88,7 +88,7 @@ class OomKills:
         self._before = _num_kills()
 
     def since_last_time(self) -> int | None:
-        """Return the number of kills since the last call (at first: since construction); ``None`` if unknown."""
+        """Return the number of kills since the last call or, at first, since construction; ``None`` if unknown."""
         before, self._before = self._before, _num_kills()
         return None if before is None or self._before is None else max(0, self._before - before)
 

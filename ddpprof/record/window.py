@@ -27,8 +27,8 @@ from ddpprof.record.steps import Schedule
 from ddpprof.signals import deferred_signals
 
 _HIDES_STEPS = 3
-"""a graph is assumed to contain whole steps if, since the last step ended, it was replayed this many times as often as
-in any earlier step
+"""a graph is assumed to contain whole steps if it has been replayed, since the last step ended, this many times as
+often as in any earlier step
 """
 
 
@@ -129,7 +129,7 @@ class Window:
         self.end_place: dict[str, Any] = {}
         """line of the user's code in which an error ended training, as fields of the `Record`"""
         self.ended_ns: int | None = None
-        """time at which training ended, in ns since 1970, as last written to the record"""
+        """time at which training ended, in ns since 1970, as it was last written to the record"""
         self.unusual_collective: UnusualCollective | None = None
         self.stopping = False
         """True if the job should end now, because recording is complete"""
@@ -262,7 +262,7 @@ class Window:
         return max(PATIENCE_S, _PATIENCE_STEPS * self._bounds.longest_s)
 
     def _leave_out(self) -> bool:
-        """Stop collecting for the rest of a step that does not end. Return False if this is not possible now.
+        """Stop collecting for the rest of a step that takes too long. Return False if this is not possible now.
 
         This may be called between any two instructions of the main thread.
         """
@@ -367,7 +367,7 @@ class Window:
         self._notes.release_modules()
 
     def write_facts(self, ended: str | None, at_ns: int | None = None) -> None:
-        """Write the rank's facts. Raises `OSError`. `at_ns`: when training ended, ns since 1970; now by default."""
+        """Write the rank's facts. Raises `OSError`. `at_ns`: end of training, in ns since 1970; now by default."""
         if ended in (None, "finished", "stopped"):  # otherwise, the accelerator may hang
             with suppress(Exception):
                 self._notes.unaveraged.second_look(self.step)

@@ -1,4 +1,4 @@
-"""Render a `Report` for a terminal, and as Markdown, HTML, JSON, Perfetto trace and TensorBoard events.
+"""Render a `Report` for a terminal, and as Markdown, HTML, JSON, a Perfetto trace and TensorBoard events.
 
 Renderers compute no new measures. Means in tables are over the steps in `Report.averaged`.
 

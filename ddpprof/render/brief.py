@@ -1,7 +1,7 @@
 """Summaries of a report or a comparison as one JSON object of at most 4 kB, for scripts and agents.
 
 A summary contains the verdict, the first findings with their changes as data, and the commands that measure these
-changes. `render/json.py` writes the complete report. Times are ns.
+changes. `render/json.py` writes the complete report. Times are in ns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_FINDINGS = 20
 
 
 class BriefFinding(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A finding that is beyond noise, worth trying, or not decided by this run. Times are ns per step."""
+    """A finding that is beyond noise, worth trying, or not decided by this run. Times are in ns per step."""
 
     number: int
     """number of the finding, as used by the option ``--finding`` of other commands"""
@@ -87,7 +87,7 @@ class BriefChange(msgspec.Struct, frozen=True):
     b_ns: int | None
     change_ns: int | None
     is_beyond_noise: bool | None
-    """``None`` if there are too few runs to decide"""
+    """whether the change is beyond noise; ``None`` if there are too few runs to decide"""
 
 
 class BriefCondition(msgspec.Struct, frozen=True):

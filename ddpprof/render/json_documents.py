@@ -22,7 +22,7 @@ from ddpprof.report.whatif import WhatIf
 
 
 class ComparisonFile(msgspec.Struct):
-    """A comparison, with the verdicts on its conditions."""
+    """A comparison, with the verdicts on the conditions of ``--fail-on``."""
 
     comparison: Comparison
     verdicts: tuple[ConditionVerdict, ...]

@@ -23,8 +23,8 @@ _Event = dict[str, Any]
 _GROUPS = ("steps", "step bar", "compute", "copies", "communication", "exposed", "trailing", "bucket")
 """order of the tracks, from top to bottom"""
 _MOST_TRACKS = 10_000
-"""maximum number of tracks per rank. Perfetto expects thread IDs that are unique over all ranks, so track numbers are
-too
+"""maximum number of tracks per rank. Perfetto expects thread IDs to be unique across ranks, so track numbers are also
+unique
 """
 
 

@@ -32,7 +32,7 @@ _STYLES = ("blue", "cyan", "bold red", "green", "yellow", "dim")
 _GLYPHS, _ASCII_GLYPHS = "█▓▒#=·", "+*!#=."
 """characters that distinguish the parts of a bar if there is no color"""
 _RECORDED = (0, 1, 3, 4)
-"""for each part that light recording knows, index of its style in `PARTS`"""
+"""for each part that light recording measures, the index of its style in `PARTS`"""
 _TICK = 10
 """minimum number of columns between two tick labels of an axis"""
 _JOINER = "\N{NO-BREAK SPACE}"

@@ -82,7 +82,6 @@ __all__ = [
 
 
 _OfRun = TypeVar("_OfRun")
-"""modes of steps without the profiler, whose duration is affected by the light recorder at most"""
 
 REPORT_FORMAT = 3
 """version of the JSON report; increased if a field is removed or changes its meaning, but not if a field is added"""
@@ -90,7 +89,7 @@ REPORT_FORMAT = 3
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """One DDP module."""
+    """One DDP module in the report."""
 
     name: str
     num_parameters: int
@@ -241,7 +240,7 @@ class Report(ShownInNotebooks):
 
     @property
     def ranks_together(self) -> tuple[RankReport, ...]:
-        """Ranks that average their gradients with the lowest rank. Other ranks may train a different model."""
+        """Ranks that average their gradients with the lowest rank. The rest may train a different model."""
         return tuple(rank for rank in self.ranks if self.job.averages(rank.rank))
 
     @property

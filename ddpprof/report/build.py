@@ -52,9 +52,7 @@ from ddpprof.version import __version__
 from ddpprof.words import ranks_in_words, utf8_text
 
 _STEPS_TO_TELL = 10
-"""if at least this many steps were recorded, late ranks are identified from these steps; otherwise, from the
-whole run
-"""
+"""late ranks are identified from the recorded steps if there are at least this many, otherwise from the whole run"""
 
 
 def view_of(
@@ -66,7 +64,7 @@ def view_of(
     usual_steps: Sequence[int],
     shown: Mapping[str, Any],
 ) -> View:
-    """Return the view for the rules. Of the topics' results, it contains only those in `shown`."""
+    """Return the view for the rules. It contains the results of the topics in `shown`, and of no other topics."""
 
     def least(value: Callable[[StepReport], int | None]) -> int | None:
         """Return the mean over the steps, on the rank with the lowest mean.
@@ -135,7 +133,7 @@ def shown_across(
     slowdown: OverlapSlowdownReport | None,
     across: AcrossRanks,
 ) -> dict[str, Any]:
-    """Return the results of topics that need the measures of all ranks, by topic name."""
+    """Return, by topic name, the results of topics that need the measures of all ranks."""
     loads = max((one.devices for one in ranks if job.averages(one.rank)), key=imbalance_ns, default=())
     lateness = _lateness(run, job, across)
     shown = {
@@ -176,7 +174,7 @@ def _watched(run: Run) -> Sequence[RankWholeRun]:
 
 
 def _step_noise_ns(ranks: Sequence[RankReport]) -> int | None:
-    """Return half of the 95 % interval of the median step time in ns, on the rank where it is smallest."""
+    """Return half the width of the 95 % interval of the median step time in ns, on the rank where it is smallest."""
     noises = []
     for rank in ranks:
         steps_ns = [step.duration_ns for step in rank.measured_steps] or [step.duration_ns for step in rank.light_steps]

@@ -42,7 +42,7 @@ Recorded = Mapping[int, Sequence[RecordedStep]]
 class Profiled:
     profile: Profile
     target: Network | None
-    """network for which to predict; ``None`` if it is the network of the run"""
+    """network to predict for; ``None`` if it is the network of the run"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Benches:
     """Networks measured with `ddpprof netbench`."""
 
     to_train_on: Network | None = None
-    """network for which to predict; if it is as fast as the network of the run, both are treated as the same network"""
+    """network to predict for; if it is as fast as the network of the run, both are treated as the same network"""
     of_run: Network | None = None
 
 
@@ -139,7 +139,7 @@ def _of_traces(run: KnownRun, benches: Benches) -> Profiled:
 
 
 def _whole_steps_ns(parts: Sequence[ObservedStep]) -> list[float]:
-    """Return the duration of each step in ns: the sum of its parts, one for each backward pass."""
+    """Return the duration of each step in ns: the sum over its parts, each with one backward pass."""
     lengths: dict[int, float] = {}
     for part in parts:
         lengths[part.step] = lengths.get(part.step, 0.0) + part.measured_ns
@@ -242,9 +242,8 @@ def _usual_number(passes: Sequence[ObservedStep], steps: Collection[int]) -> int
 
 
 def _taking_as_much(target: Network | None, profile: Profile) -> Network | None:
-    """Return `target`. If its cost of communication to computation is unknown, use the cost in this run.
-
-    This cost depends little on the link.
+    """Return `target`. If it is unknown how much communication on it slows down computation, use the slowdown in this
+    run, which depends little on the link.
     """
     if target is None or target.link.taken != NOTHING:
         return target

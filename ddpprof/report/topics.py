@@ -183,7 +183,7 @@ def sections_of_topics(report: Report, chapter: Chapter) -> Iterator[Section]:
 
 
 def file_of(report: Report) -> str | None:
-    """Return the type of the other tool's file that was read, or ``None`` if ranks were read."""
+    """Return the type of the file of another tool that was read, or ``None`` if ranks were read."""
     return next((topic.file for topic, _ in topics_of(report) if topic.file is not None), None)
 
 

@@ -104,7 +104,7 @@ class _Changes:
         return Predicted(round(saved_ns), round(saved_ns - low_ns), round(saved_ns + high_ns))
 
     def _accumulation(self) -> Predicted | None:
-        """Predict gradient accumulation. Return ``None`` if a step already has several backward passes."""
+        """Predict the effect of gradient accumulation; ``None`` if a step already has several backward passes."""
         if self.profile.batches_per_step != 1:
             return None
         return self._per_batch(Setting(accumulation=ACCUMULATED), ACCUMULATED)
@@ -139,12 +139,12 @@ class _Changes:
         return NewBuckets(buckets.argument, sizes, _predicted(self.now, best.prediction), chosen.equal_mb)
 
     def _aligned_buckets(self) -> Predicted:
-        """Predict a small first bucket, which does not change where torch.compile splits the graph."""
+        """Predict the effect of a small first bucket, which does not change where torch.compile splits the graph."""
         cap = self.job.modules[0].bucket_cap_mib
         return self._of(Setting(buckets=BucketCaps(list_mb=(DEFAULT_FIRST_CAP_MIB, cap or DEFAULT_CAP_MIB))))
 
     def _compression(self) -> Predicted | None:
-        """Predict compression. Return ``None`` if it is not known to make the gradients smaller."""
+        """Predict the effect of compression; ``None`` if compression is not known to make the gradients smaller."""
         training = self.profile.training
         hook = backend_of(training.backend).halving
         halves = training.knows_parameters and sent_share(training.gradients, hook, rank=1) < 1
@@ -163,7 +163,7 @@ def _copying_error_ns(report: Report) -> float:
 
 
 def _without_straggler(run: KnownRun, changes: _Changes, stragglers: Sequence[Straggler]) -> Predicted | None:
-    """Predict the step if the straggler's gradients were ready as early as on the other ranks.
+    """Predict the step for the case that the straggler's gradients are ready as early as on the other ranks.
 
     This is only done for a rank that is late in its backward pass, where communication may hide part of the delay. A
     delay elsewhere, or with a forward pass that synchronizes the ranks (for example to broadcast buffers), delays all
@@ -205,7 +205,7 @@ class PredictedSetting:
     """the setting, as Python code"""
     prediction: Prediction
     gain: Gain
-    """gain relative to the first of the outcomes"""
+    """gain relative to the first prediction in `WhatIf.outcomes`"""
     cap_mib: float | None = None
     """cap in MiB, if all buckets have the same cap"""
 
@@ -222,7 +222,7 @@ class NetworkReport:
     bus_bytes_per_s: float
     """bus bandwidth of a ring all-reduce, as defined by nccl-tests (busbw)"""
     taken_ns_per_byte: float
-    """computation time that is lost per byte of concurrent communication, ns"""
+    """computation time that is lost per byte of concurrent communication, in ns"""
     relative_error: float
     least_bytes: float
     most_bytes: float
@@ -236,7 +236,7 @@ class WhatIf(ShownInNotebooks):
     job: Job
     measured_step_ns: float
     measured_error_ns: float
-    """standard error of `measured_step_ns`, ns"""
+    """standard error of `measured_step_ns`, in ns"""
     replay_error: float
     """error when the replay uses the recorded settings, as a fraction of the step"""
     num_steps: int
@@ -255,15 +255,13 @@ class WhatIf(ShownInNotebooks):
     without_world_comm_ns: float | None = None
     """predicted communication time per step without the settings in `world`; ``None`` if `world` is empty"""
     equal_mb: tuple[float, float] | None = None
-    """smallest and largest cap that give an equally good prediction as the best cap, if there is more than one
-    such cap
-    """
+    """smallest and largest cap with an equally good prediction as the best cap, if there is more than one such cap"""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     world: Setting
-    """settings that do not concern buckets: of the job and the network"""
+    """settings of the job and of the network, which do not concern buckets"""
     world_label: str
     buckets: tuple[BucketCaps, ...] = ()
     """buckets to compare; if empty, a series of caps is compared"""

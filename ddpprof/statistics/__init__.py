@@ -22,7 +22,7 @@ def mean_known(values: Iterable[int | None]) -> int | None:
 
 
 def first_quartile(values: Sequence[int]) -> float:
-    """Return the first quartile of one or more values. It is robust if disturbances only increase values."""
+    """Return the first quartile of one or more values, which is robust if disturbances only increase values."""
     return quantiles(values, n=4, method="inclusive")[0] if len(values) > 1 else float(values[0])
 
 

@@ -5,10 +5,10 @@
                  questions that are asked together
 
 The interval does not assume a distribution, so it is valid with few runs and with outliers. The confidence is high
-enough that the comparison may be repeated with more runs. The interval needs at least six runs on each side. With
-fewer runs, the variation between runs is unknown, and a plausible limit is assumed: step times may differ by a factor
-of five, and any part of the step by the same amount of time. This is more than the difference between any two equal
-runs in ``analyses/gate`` on a busy machine.
+enough that the comparison may be repeated with more runs. The interval needs at least six runs on each side. With fewer
+runs, the variation between runs is unknown, and a plausible limit is assumed: step times may differ by a factor of
+five, and any part of the step by the same amount of time. This is more than the difference between any two runs of the
+same job in ``analyses/gate`` on a busy machine.
 
 `shift_between` can also compare two samples of steps from one run each. In that case, the interval does not include
 differences between runs, for example due to another machine or time of day.
@@ -43,7 +43,7 @@ class Shift:
     shift: float
     low: float | None
     high: float | None
-    """upper end of the interval; ``None`` with too few values (enough are 4 and 4 values, 3 and 5, or 2 and 8)"""
+    """upper end of the interval; ``None`` with too few values (4 and 4 values, 3 and 5, or 2 and 8 are enough)"""
 
     @property
     def is_beyond_noise(self) -> bool | None:
@@ -101,8 +101,8 @@ PLAUSIBLE_FACTOR = 5.0
 MOST_RUNS = 600
 """largest number of runs per side that ddpprof asks a user to record"""
 _SPARE = 1.59
-"""a difference is detected in 95 % of cases if it is this many times the half-width of the interval: (2.81 + 1.645) /
-2.81. If it equals the half-width, it is detected in 50 %
+"""a difference is detected in 95 % of cases if it is this many times the half-width of the interval, (2.81 + 1.645) /
+2.81, and in 50 % of cases if it equals the half-width
 """
 
 
@@ -127,7 +127,7 @@ class Difference:
         return False if self.is_measured else None
 
     def may_exceed(self, limit_ns: float) -> bool | None:
-        """Return True if B takes longer than A, and possibly by more than the limit; ``None`` if undecided."""
+        """Return True if B takes longer than A, possibly by more than the limit; ``None`` if undecided."""
         if self.high_ns <= limit_ns:
             return False
         return True if self.low_ns > 0 else None

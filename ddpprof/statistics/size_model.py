@@ -33,9 +33,9 @@ class SizeModel:
     slope_ns: float
     """time per unit of size"""
     floor_ns: float | None
-    """time below which small sizes do not get faster; ``None`` if the straight line also fits the smallest sizes"""
+    """shortest time, which applies to the smallest sizes; ``None`` if the straight line also fits these sizes"""
     floor_until: float | None
-    """largest size whose time is `floor_ns`"""
+    """largest size that takes `floor_ns`"""
     relative_error: float
     """root-mean-square error of the model over the points, as a fraction of the time"""
 

@@ -35,7 +35,7 @@ class Accumulation:
     num_passes: int
     """number of synchronized backward passes through the module in a step"""
     num_superfluous: int
-    """number of these passes whose all-reduce is not needed, because the next pass adds to the same gradients"""
+    """number of passes whose all-reduce is not needed, because the next pass adds to the same gradients"""
     num_steps: int
     """number of steps in which passes were counted"""
 
@@ -81,7 +81,7 @@ def _superfluous(step: RecordedStep, passes: Sequence[BackwardPass]) -> Iterator
 
 
 def reduces_every_pass(found: Sequence[Accumulation], view: View) -> Iterator[Finding]:
-    """Report gradients that accumulate over several backward passes but are all-reduced in each of them."""
+    """Report gradients that accumulate over several backward passes, but are all-reduced in each of these passes."""
     for one in found:
         module = view.module(one.module)
         if module is None:
@@ -121,7 +121,7 @@ def _num_buckets(number: int) -> str:
 _MOST_NAMED = 3
 _FEW_PASSES = 3
 _MANY = 0.2
-"""discarded gradients are reported from this share of the backward passes on"""
+"""discarded gradients are reported if they are discarded in at least this share of the backward passes"""
 
 
 def gradients_discarded(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
@@ -169,7 +169,7 @@ def _gradient_bytes(module: DdpModule) -> int:
 
 @dataclass(frozen=True, slots=True)
 class UnusedForwards:
-    """Forward passes with gradients in a typical step of a module, as medians over steps."""
+    """Forward passes with gradients, and those not used by a backward pass, in a module's typical step (medians)."""
 
     module: int
     num_forwards: int
@@ -200,7 +200,7 @@ def measure_unused_forwards(steps: Sequence[RecordedStep]) -> tuple[UnusedForwar
 
 
 def unused_forwards(found: Sequence[UnusedForwards], view: View) -> Iterator[Finding]:
-    """Report forward passes with gradients whose outputs no backward pass uses, as for metrics."""
+    """Report forward passes, such as those for metrics, that run with gradients but that no backward pass uses."""
     for one in found:
         module = view.module(one.module)
         if module is None or not view.worth(one.unused_ns):

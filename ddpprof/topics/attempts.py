@@ -34,7 +34,7 @@ class AttemptChange:
 
 @dataclass(frozen=True, slots=True)
 class AttemptSummary:
-    """One attempt. Times are ns."""
+    """One attempt. Times are in ns."""
 
     attempt: int
     restarts: int | None

@@ -36,7 +36,7 @@ class BoundBy(StrEnum):
 
 
 class WhatHelps(StrEnum):
-    """A change. A replay predicts its effect on the step time."""
+    """A change whose effect on the step time is predicted by a replay."""
 
     DOUBLE_BATCH = "double_batch"
     ACCUMULATION = "accumulation"
@@ -249,7 +249,7 @@ _NEW_BATCH = {
     WhatHelps.DOUBLE_BATCH: "with twice the batch size",
     WhatHelps.ACCUMULATION: f"with {ACCUMULATED} times the batch size, and one optimizer step instead of {ACCUMULATED}",
 }
-"""what else these changes do; other hyperparameters may therefore be needed"""
+"""further effects of these changes on training, because of which other hyperparameters may be needed"""
 
 
 def _gain(one: WouldHelp) -> str:

@@ -19,7 +19,7 @@ from ddpprof.model import NO_STEP, UNKNOWN, CollectiveKind, Collectives, Int64Co
 from ddpprof.words import ranks_in_words
 
 _PLACES = 1 << 32
-"""larger than the number of collectives in any step; combines step and position in the step into one key"""
+"""larger than the number of collectives in any step; used to combine the step and the position in it into one key"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,7 @@ class Candidates:
     key: Int64Column
     """[n], ascending: sequence number or, without sequence numbers, position in the step"""
     step: Int64Column
-    """[n]: index of the step among those returned by `line_up`, on the lowest rank that has the collective, or
-    `NO_STEP`
-    """
+    """[n]: index into the steps returned by `line_up`, on the lowest rank that has the collective, or `NO_STEP`"""
     repeated: tuple[tuple[int, int], ...]
     """(rank, sequence number) pairs that occur in several rows; these rows are not part of any line"""
 

@@ -38,13 +38,13 @@ _ALL_BUT_OWN = (
 
 @dataclass(frozen=True, slots=True)
 class CollectiveSummary:
-    """The collectives of one kind, process group and size class, over all steps."""
+    """Collectives of one kind, process group and size class, over all steps."""
 
     kind: Annotated[str, Number("kind of collective, such as `all_reduce`")]
     group: Annotated[str | None, Number("name of the process group")]
-    """``None`` if the trace does not name the process group"""
+    """the name is ``None`` if the trace does not name the process group"""
     num_ranks: Annotated[int | None, Number("number of ranks in the group")]
-    """number of ranks of the job if the trace does not name the process group"""
+    """number of ranks in the group or, if the trace does not name the group, in the job"""
     at_least_bytes: Annotated[int | None, Number("smallest size in the class")]
     below_bytes: Annotated[int | None, Number("upper limit of the class (exclusive)")]
     num_calls: Annotated[int, Number("number of calls on the rank with the most calls")]
@@ -225,7 +225,7 @@ def measure_link(bench: NetBench) -> tuple[LinkSpeed, ...]:
 
 
 def is_disturbed(speeds: Sequence[LinkSpeed]) -> bool:
-    """Return whether the median time is more than twice the shortest time for most sizes."""
+    """Return whether, for most sizes, the median time is more than twice the shortest time."""
     return sum(speed.median_ns > 2 * speed.least_ns for speed in speeds) > len(speeds) / 2
 
 

@@ -36,12 +36,12 @@ from ddpprof.topics.buckets.rules import BUCKETS
 from ddpprof.topics.buckets.steps import pass_fits
 
 _GAP = 0.05
-"""gradients that become ready one after the other belong to different groups if the gap is longer than this share of
-the time until the last gradient; used if `num_graphs` is unknown
+"""two gradients that become ready one after the other belong to different groups if the gap between them is longer than
+this share of the time until the last gradient; used if `num_graphs` is unknown
 """
 _TOGETHER = 0.25
 """gradients become ready in groups only if all groups together last at most this share of the time until the last
-gradient. If they last longer, parts of the model are not compiled
+gradient; otherwise, parts of the model are not compiled
 """
 _EARLY = 0.2
 """a bucket is reported as waiting if at least this share of its bytes comes from earlier graphs"""
@@ -60,7 +60,7 @@ class BucketWait:
     waits_ns: int
     """time from the last gradient of earlier graphs in the bucket to the last gradient of the bucket"""
     early_bytes: int
-    """bytes of the bucket's gradients that come from earlier graphs, and so wait for the rest of the bucket"""
+    """bytes of the bucket's gradients that come from earlier graphs, and therefore wait for the rest of the bucket"""
     num_bytes: int
 
 
@@ -84,7 +84,7 @@ class CompiledGraphs:
     gradients do not become ready in groups
     """
     waits: tuple[BucketWait, ...] = ()
-    """buckets that contain gradients from several groups, in launch order"""
+    """buckets with gradients from several groups, in launch order"""
 
     @property
     def waiting(self) -> BucketWait | None:
@@ -333,7 +333,7 @@ class Recompilations:
     last_step: int | None
     """number of the last step in which torch.compile compiled code"""
     extra_ns: int
-    """time by which these steps were longer than usual steps, in total"""
+    """total additional time of the steps with compilations, compared with usual steps"""
     share: float
     """`extra_ns` as a share of the duration of the run"""
     num_watched: int
@@ -388,9 +388,9 @@ def recompilations(found: Recompilations, _view: View) -> Iterator[Finding]:
 
 
 _OFTEN = 3
-"""compilations are reported if they occur in at least this many steps, and `share` is at least `_MUCH_OF_RUN`"""
+"""compilations are reported if they occur in at least this many steps and take at least `_MUCH_OF_RUN` of the run"""
 _MUCH_OF_RUN = 0.05
-"""share of the run that compilations must take to be reported"""
+"""compilations are reported only if they take at least this share of the run"""
 _STOPPED = "; after that, a function runs uncompiled for new inputs, because torch.compile reached its limit"
 _DYNAMIC = (
     "Set TORCH_LOGS=recompiles to see the reasons. If the shapes of the inputs vary, use "

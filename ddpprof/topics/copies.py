@@ -28,7 +28,7 @@ _MUCH = 0.02
 
 @dataclass(frozen=True, slots=True)
 class RankCopies:
-    """Copies from the host to the accelerator of one rank, per step, as medians."""
+    """Copies from the host to one rank's accelerator per step; medians over steps."""
 
     rank: int
     num_steps: int

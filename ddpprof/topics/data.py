@@ -31,7 +31,7 @@ _FEWEST_SAMPLES = 8
 """a rank is compared only if at least this many different samples of it are known"""
 _FEWEST_SHARED = 16
 _SHARED = 0.25
-"""data counts as not sharded if at least this share of a rank's samples is also read by other ranks"""
+"""data counts as not sharded if other ranks also read at least this share of a rank's samples"""
 
 _MOST_OF_A_SHARD = 0.75
 """a dataset counts as sharded if a rank reads less than this share of it"""
@@ -57,7 +57,7 @@ class SameSamples:
     def is_sharded(self) -> bool:
         """Whether a DistributedSampler shards the dataset.
 
-        If so, ranks get equal samples only because they draw equal random numbers.
+        If so, ranks can get equal samples only by drawing equal random numbers.
         """
         one = self.loader
         num_samples = (one.batches_per_pass or 0) * (one.batch_size or 0)
@@ -272,8 +272,8 @@ def idle_for_data(data: DataLoading, view: View) -> Iterator[Finding]:
 def _gain_ns(data_ns: int, step_ns: int, loader: Loader | None, change: Change | None) -> int:
     """Return an upper bound of the gain from the advised number of workers, in ns per step.
 
-    With that many workers, a step takes the longer of training and loading. The time to load a batch is `data_ns`
-    without workers; with workers that cannot keep up, it is `step_ns` times the number of workers.
+    With that many workers, a step takes as long as training or loading, whichever is longer. Loading a batch takes
+    `data_ns` if there are no workers, and `step_ns` times the number of workers if they cannot keep up.
     """
     if loader is None or change is None:
         return data_ns

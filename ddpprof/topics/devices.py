@@ -29,7 +29,7 @@ from ddpprof.topics.steps.overlap import spans_of
 
 @dataclass(frozen=True, slots=True)
 class DeviceLoad:
-    """Time that one device is in use, in ns: in one step, or as the median over steps."""
+    """Time in which one device is in use, in ns; in one step, or the median over steps."""
 
     device: int
     compute_ns: int
@@ -51,7 +51,7 @@ def _devices(trace: Trace) -> list[int]:
 
 
 def _distinct(column: Int32Column) -> list[int]:
-    """Return the distinct values. The usual case, a single value, needs no sorting."""
+    """Return the distinct values. In the usual case of a single value, nothing is sorted."""
     found: list[int] = (column[:1] if (column == column[:1]).all() else np.unique(column)).tolist()
     return found
 
@@ -85,7 +85,7 @@ def imbalance_ns(loads: Sequence[DeviceLoad]) -> int:
 
 
 _MUCH = 0.1
-"""imbalance is reported if a device computes longer than the average device by at least this share of the step"""
+"""imbalance is reported if one device computes longer than the average device by at least this share of the step"""
 
 
 def device_imbalance(loads: Sequence[DeviceLoad], view: View) -> Iterator[Finding]:
@@ -112,7 +112,7 @@ DEVICES: Topic[None, tuple[DeviceLoad, ...]] = Topic("devices", rules=(device_im
 
 @dataclass(frozen=True, slots=True)
 class DataParallelStep:
-    """One step of one process, or the medians over steps."""
+    """Work of ``nn.DataParallel`` in one step of one process, or the medians over steps."""
 
     num_forwards: int
     replicate_ns: int
@@ -124,7 +124,7 @@ class DataParallelStep:
 
 @dataclass(frozen=True, slots=True)
 class DataParallelReport:
-    """Work of ``nn.DataParallel`` in one process; times are medians over steps, in ns per step."""
+    """Work of ``nn.DataParallel`` in one process, in ns per step (medians over steps)."""
 
     rank: int
     modules: tuple[DataParallelModule, ...]

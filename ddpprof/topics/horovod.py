@@ -30,13 +30,13 @@ from ddpprof.model import OtherFile
 from ddpprof.statistics import median_known
 
 _ONE_CYCLE_NS = 500_000
-"""if cycles are not marked, two ranks count as simultaneous if they announce a tensor within this time, half of
-Horovod's default cycle
+"""if cycles are not marked, two ranks count as simultaneous if they announce a tensor within this time, which is half
+of Horovod's default cycle
 """
 _MANY_CYCLES = 3
-"""a wait of more than this many cycles is caused by a rank, not by the cycle time"""
+"""a wait of more than this many cycles is attributed to a rank, not to the cycle time"""
 _DEFAULT_CYCLE_NS, _SHORT_CYCLE_NS = 1_000_000, 600_000
-"""Horovod's default cycle time, and the shortest cycle time for which a shorter one is advised"""
+"""Horovod's default cycle time; a shorter cycle time is advised if the cycle time is longer than the second value"""
 _MOSTLY = 0.5
 _MAX_ROWS = 24
 
@@ -77,7 +77,7 @@ class HorovodSummary:
     steps: tuple[HorovodStep, ...]
     num_last: Mapping[int, int] = field(default_factory=dict)
     """rank → number of tensors that this rank announced in a later cycle than all other ranks. The first step is
-    excluded, because a rank that starts late is late in it
+    excluded, because ranks may start at different times
     """
 
 

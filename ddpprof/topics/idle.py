@@ -1,7 +1,7 @@
 """Measure when an accelerator was idle, and why. The trace is processed in blocks of time to save memory.
 
-A block begins at every 100,000th start in the longest table, so it has at most 100,000 rows of that table. It has
-about the same share of the other tables, unless their work is concentrated in one block.
+A block begins at every 100,000th start in the longest table, so it has at most 100,000 rows of that table. It also has
+about the same share of the rows of the other tables, unless their work is concentrated in one block.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Idle:
     host_read_ns: Annotated[
         int, Number("part of the launch-bound time that began while the host waited for the device; null on CPU")
     ] = 0
-    """part of the launch-bound time that began while the training thread waited for the accelerator and had no work
+    """part of the launch-bound time that began while the training thread waited for the accelerator, with no work
     queued
     """
 
@@ -88,7 +88,7 @@ class Idle:
 
     @property
     def idle_ns(self) -> int:
-        """``Breakdown.idle_ns`` of the same step."""
+        """Same as ``Breakdown.idle_ns`` of the step."""
         return self.launch_bound_ns + self.comm_wait_ns + self.other_ns
 
 
@@ -283,7 +283,7 @@ _OF_SCALER = (
 
 
 def _times(num_calls: int, num_steps: int) -> str:
-    """Return how often calls were made in each step."""
+    """Return the average number of calls per step as text."""
     return "once" if num_calls == num_steps else f"{num_calls / max(1, num_steps):.3g} times"
 
 
@@ -293,7 +293,7 @@ def _num_calls(reads: Sequence[HostRead]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RankAllocations:
-    """Calls that allocate or free memory of one rank's accelerator, per step, as medians."""
+    """Calls that allocate or free memory of one rank's accelerator, per step; medians over steps."""
 
     rank: int
     num_steps: int
@@ -347,7 +347,7 @@ _FULL = (
 )
 
 _MUCH = 0.05
-"""late launches are reported if they cost at least this share of the step; on CPU, the same applies to the optimizer"""
+"""late launches are reported if they cost at least this share of the step; so is the optimizer on CPU"""
 _MOST_LINES = 3
 _OF_CUDA = (
     "torch.compile(model), with mode='reduce-overhead' (CUDA graphs), fused optimizers (AdamW(…, fused=True)) or a "
@@ -396,7 +396,7 @@ def _has_small_groups(one: OptimizerFacts) -> bool:
 
 _MANY_GROUPS = 20
 _SMALL_GROUP = 4
-"""parameter groups with fewer parameters than this on average count as small"""
+"""parameter groups count as small if they have fewer parameters than this on average"""
 
 ALLOCATIONS: Topic[RankAllocations, tuple[RankAllocations, ...]] = Topic(
     "allocations",
@@ -408,4 +408,4 @@ ALLOCATIONS: Topic[RankAllocations, tuple[RankAllocations, ...]] = Topic(
 IDLE: Topic[None, int] = Topic("idle", rules=(launch_bound, host_reads), of_run=lambda view: view.launch_bound_ns)
 """time in which the accelerator waits for the host to launch work, in ns per step"""
 OPTIMIZERS: Topic[None, int] = Topic("optimizers", rules=(optimizer_not_fused,), of_run=lambda view: view.optimizer_ns)
-"""time of the computation of the optimizers, in ns per step"""
+"""computation time of the optimizers, in ns per step"""

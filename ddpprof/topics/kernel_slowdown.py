@@ -74,7 +74,7 @@ class KernelSlowdown:
     same work alone; ascending
     """
     num_alone: int
-    """number of runs alone on which these medians are based"""
+    """number of runs alone from which the medians in `ratios` are computed"""
 
     @property
     def ratio(self) -> float | None:
@@ -87,7 +87,7 @@ class OverlapSlowdown:
     """The slowdown of computation by communication, on one rank or several ranks together."""
 
     num_steps: int
-    """number of measured steps without baseline steps, summed over ranks"""
+    """number of measured steps, not counting baseline steps, summed over ranks"""
     kernels: tuple[KernelSlowdown, ...]
     """all kernels that ran during communication, in descending order of lost time"""
     knows_input_shapes: bool
@@ -99,7 +99,7 @@ class OverlapSlowdown:
     control_ns: int = 0
     """total duration of runs without communication in measured steps, for work that also occurs in baseline steps"""
     control_alone_ns: int = 0
-    """duration that the same work had in the baseline steps"""
+    """total duration of runs of the same work in baseline steps"""
 
     @property
     def control(self) -> float | None:
@@ -127,7 +127,7 @@ class OverlapSlowdown:
 
     @property
     def ratio(self) -> float | None:
-        """Covered time of the kernels with a known ratio, divided by the time of the same runs alone."""
+        """Covered time of the kernels with a known ratio, divided by the time that the same runs would take alone."""
         lost = [row.lost_ns for row in self.kernels if row.ratio is not None]
         return self.known_ns / (self.known_ns - sum(lost)) if lost else None
 

@@ -39,7 +39,7 @@ class KernelSummary:
     total_ns: Annotated[int, Number("total duration of all runs")]
     median_ns: Annotated[int, Number("median duration of a run")]
     spread: Annotated[float | None, Number("interquartile range divided by the median", column="spread_ratio")]
-    """``None`` if there is only one run, or if the median is 0"""
+    """the spread is ``None`` if there is only one run, or if the median is 0"""
 
     @property
     def runs_per_step(self) -> float:
@@ -112,7 +112,7 @@ def _summaries(kernels: Sequence[Kernel], runs: KernelRuns, num_steps: int) -> l
 def _quantiles(
     values: Int64Column, first: NDArray[np.int64], count: NDArray[np.int64], share: float
 ) -> NDArray[np.float64]:
-    """Return a quantile of each group of ascending values, like ``numpy.quantile``, for all groups at once."""
+    """Return a quantile of each group of ascending values, like ``numpy.quantile``, but for all groups at once."""
     place = share * (count - 1)
     below = np.floor(place).astype(np.int64)
     part = place - below

@@ -5,8 +5,8 @@ r"""Measure the collectives that the model's layers, such as SyncBatchNorm, call
     exposed  = |layers' communication \ compute|
 
 SyncBatchNorm gathers its statistics in the forward, and all-reduces sums of their gradients in the backward. A layer
-waits for the result immediately, so hardly any of this communication is hidden. It may also wait for buckets that are
-being sent. Collectives of the backward pass count only if the trace shows the gradient hooks.
+waits for the result immediately, so hardly any of this communication is hidden. The layer may also have to wait for
+buckets that are being sent. Collectives of the backward pass count only if the trace shows the gradient hooks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NODE = "autograd::engine::evaluate_function: "
 
 @dataclass(frozen=True, slots=True)
 class LayerCalls:
-    """Collectives called by layers in one step of one rank, or medians over steps."""
+    """Collectives that layers call in one step of one rank, or medians over steps."""
 
     layer: Annotated[str | None, Number("autograd function that calls most of the collectives; null if unknown")]
     num_forward: Annotated[int, Number("number of collectives in the forward pass")]
@@ -122,7 +122,7 @@ def _of_rank(rank: Rank, steps: Sequence[int], _modules: Sequence[DdpModule]) ->
 
 
 def doubted(predictions: Predictions, calls: LayerCalls | None) -> Predictions:
-    """Widen the predicted gains from more overlap to include zero if layers communicate in the backward pass.
+    """If layers communicate in the backward pass, widen the predicted gains from more overlap to include zero.
 
     With more overlap, these collectives wait for buckets in transit, which delays the backward pass. The replay does
     not model these collectives.

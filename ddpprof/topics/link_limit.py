@@ -423,7 +423,7 @@ def no_peer_access(limit: LinkLimit, view: View) -> Iterator[Finding]:
 
 
 def _have_neighbours(view: View) -> bool:
-    """Return True if several ranks train on one machine."""
+    """Return True if at least two ranks train on the same machine."""
     return any(number > 1 for number in Counter(one.host for one in view.records.values()).values())
 
 

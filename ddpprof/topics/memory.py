@@ -92,7 +92,7 @@ def _peak_in(peaks: Sequence[MemoryPeak], device: int | None, peak_bytes: int | 
 
 
 _SAME_PEAK = 0.98
-"""a peak seen in the first steps counts as the peak of the recording if it is at least this share of it"""
+"""a peak in the first steps counts as the peak of the recording if it is at least this share of that peak"""
 
 
 def _devices(
@@ -160,12 +160,11 @@ def processes_of_job(ranks: Sequence[RankMemory]) -> tuple[Holder, ...]:
 
 _MUCH_BYTES = 256 * 2**20
 _FULL = 0.9
-"""a device counts as full if tensors take at least this share of its memory when they reach their peak"""
+"""a device counts as full if tensors take at least this share of its memory at their peak"""
 _WORTH_FREEING = 0.01
 """a change is reported if it saves at least this share of a device's memory"""
 _MUCH = 0.25
-"""imbalance is reported if one holder uses more than the median of the other holders by at least this fraction of the
-median
+"""imbalance is reported if the memory of one holder exceeds the median of the other holders by at least this fraction
 """
 
 

@@ -41,7 +41,7 @@ class SlowedKernel:
 
 @dataclass(frozen=True, slots=True)
 class OverlapSlowdownReport:
-    """Slowdown of computation by concurrent communication. Times are ns per step and rank."""
+    """Slowdown of computation by concurrent communication. Times are in ns per step and rank."""
 
     reason: str | None
     """why the slowdown is unknown; ``None`` if it is known"""
@@ -59,9 +59,9 @@ class OverlapSlowdownReport:
     kernels: tuple[SlowedKernel, ...]
     """kernels in descending order of lost time"""
     num_baseline_steps: int = 0
-    """number of steps without communication, summed over ranks"""
+    """number of baseline steps, which have no communication, summed over ranks"""
     control: float | None = None
-    """factor by which work outside communication took longer than in baseline steps; `ratio` is corrected for this
+    """factor by which work without communication took longer than in baseline steps; `ratio` is corrected for this
     factor
     """
 

@@ -29,8 +29,8 @@ class OwnReduction:
     comm_ns: int
     exposed_ns: int
     flatten_ns: int | None
-    """time in which the training thread flattens and unflattens tensors; ``None`` if the trace does not show it. Also
-    ``None`` on accelerators, whose work it may not delay
+    """time in which the training thread flattens and unflattens tensors; ``None`` if the trace does not show it, and on
+    accelerators, whose work it may not delay
     """
 
 

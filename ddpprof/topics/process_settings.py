@@ -17,7 +17,7 @@ from ddpprof.model.whole_run import RankWholeRun
 _MANY_QUEUED = 0.5
 """measured times count as distorted if at least this many threads of a rank wait for a core on average"""
 _MANY_MORE = 1.5
-"""a host has too many threads from this number of threads per core on; with fewer, some threads are probably idle"""
+"""a host has too many threads if it has at least this many per core; with fewer, some of them are probably idle"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,11 +36,9 @@ class Drift:
     ranks: tuple[int, ...]
     """ranks that were compared"""
     num_steps: int
-    """number of steps between the two times at which values were read"""
+    """number of steps between the two readings of the values"""
     apart: float
-    """largest difference between two ranks in how far their copy moved between these times, as a fraction of the
-    longest move
-    """
+    """largest difference between the moves of two ranks' copies, as a fraction of the longest move"""
     differed_before: bool
     """True if the copies were already different when the recording began"""
     num_unreduced_passes: int
@@ -60,7 +58,7 @@ def is_always_reduced(module: int, steps: Sequence[RecordedStep]) -> bool:
 def find_drifts(replicas: Mapping[int, Sequence[Replica]]) -> tuple[Drift, ...]:
     """Compare the ranks' copies of each module.
 
-    Ranks whose copies were not read at the same steps as the first rank's copies are excluded.
+    Exclude ranks whose copies were read at other steps than those of the first rank.
     """
     drifts = []
     for module in sorted({one.module for of_rank in replicas.values() for one in of_rank}):

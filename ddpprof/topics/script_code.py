@@ -8,8 +8,8 @@ r"""Find the lines of the script that take time in a step because of their own P
 
 The time outside the passes is the step without these times: from the start of each DDP forward to the end of its
 backward pass; the optimizer; waiting for data; communication; and, for lines of the script's own code, idle gaps. On an
-accelerator, both are instead the duration of the kernels that a line launches at these times. Code inside a module that
-is not part of the DDP module counts for the line that calls the module.
+accelerator, *outside* and *loss* are instead the duration of the kernels that a line launches at these times. Code
+inside a module that is not part of the DDP module counts for the line that calls the module.
 
 An idle gap is a time in which no operator runs on the accelerator or, in training on CPU, on the training thread.
 Shorter gaps are the overhead of the operators themselves. A sample of a function of PyTorch or of a framework does not
@@ -64,7 +64,7 @@ class CodeLine:
 
     @property
     def longest_ns(self) -> int:
-        """The largest of the times."""
+        """The largest of the line's times."""
         return max(self.idle_ns, self.data_ns, self.backward_ns, self.outside_ns, self.loss_ns)
 
     @property
@@ -159,7 +159,7 @@ class _Sampled:
         self.callers = tuple(dict.fromkeys(callers))
         self.is_in_backward = np.array(samples.is_in_backward or np.zeros(num_places), bool)
         self.is_own = ~np.array(samples.is_in_framework, bool) & ~self.is_in_backward
-        """masks of the places, shape (places,)"""
+        """masks of places, shape (places,): whether autograd runs the place, and whether it is the script's own code"""
         self._line_of = np.array([self.lines.index(line) for line in samples.lines], np.int64)
         self._caller_of = np.array([self.callers.index(caller) for caller in callers], np.int64)
         began_ns = samples.began_ns - epoch_ns
@@ -305,7 +305,7 @@ _MUCH_IN_BACKWARD = 0.05
 
 
 def code_outside_passes(ranks: Sequence[RankCode], view: View) -> Iterator[Finding]:
-    """Report operators that the script calls outside the model, backward and optimizer, as for averaged weights."""
+    """Report operators that the script calls outside the model, backward and optimizer, such as to average weights."""
     step_ns = view.step_ns or 0
     least = min(ranks, key=lambda one: one.outside_ns)
     has_loss = least.loss_ns >= _MUCH_OF_LOSS * step_ns
@@ -335,15 +335,15 @@ def code_outside_passes(ranks: Sequence[RankCode], view: View) -> Iterator[Findi
 _MUCH_OUTSIDE = 0.05
 """operators outside the passes are reported if they take at least this share of the step"""
 _MUCH_OF_OWN = 0.03
-"""the same for operators that the script's own lines call, rather than functions of PyTorch such as clip_grad_norm_"""
+"""like `_MUCH_OUTSIDE`, for operators that the script's own lines call, not functions of PyTorch (clip_grad_norm_)"""
 _MUCH_OF_LOSS = 0.1
-"""operators between forward and backward count if the script's own lines call them for at least this share of the
-step; a loss function of PyTorch does not count
+"""operators between forward and backward are reported if the script's own lines call them for at least this share of
+the step; loss functions of PyTorch do not count
 """
 
 
 def slowest_line_of(rank: int, view: View) -> tuple[str, int] | None:
-    """Return the line that takes the most extra time on this rank compared with all others, and this time in ns."""
+    """Return the line that takes most extra time on this rank compared with other ranks, and this time in ns."""
     ranks = view[SCRIPT_CODE] or ()
     own = next((one for one in ranks if one.rank == rank), None)
     others = [{line.line: line.idle_ns for line in one.lines if line.idle_ns} for one in ranks if one.rank != rank]

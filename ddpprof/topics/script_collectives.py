@@ -288,9 +288,8 @@ def _medians(steps: Sequence[tuple[OutsideCalls, ...] | None]) -> tuple[OutsideC
 
 
 def _of(outside: Sequence[OutsideCalls], view: View, *purposes: Purpose) -> list[OutsideCalls]:
-    """Return the calls worth reporting.
-
-    In the forward, only barriers are worth reporting, because the model may need all other calls.
+    """Return the calls worth reporting. Of the calls in the forward, these are only the barriers: the model may need
+    the rest.
     """
     calls = [
         one

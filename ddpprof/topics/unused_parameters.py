@@ -170,11 +170,11 @@ _NUM_PASSES = 3
 and to copy it into the bucket
 """
 _BYTES_PER_NS = 5
-"""speed of each of these passes over a gradient"""
+"""speed at which the backward pass reads or writes a gradient"""
 _GATHER_NS = 1_250_000
 """usual time in ns to reduce the sparse gradient of one embedding, for which gloo needs three exchanges"""
 _LONGEST_GATHER_NS = 5_000_000
-"""time in ns to reduce such a gradient if the ranks use all cores, so that gloo's threads wait until a core is free"""
+"""like `_GATHER_NS`, if the ranks use all cores, so that gloo's threads wait until a core is free"""
 
 
 def dense_embedding_gradients(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:

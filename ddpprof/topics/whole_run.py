@@ -515,9 +515,9 @@ def uneven_work(run: WholeRun, view: View) -> Iterator[Finding]:
 _MUCH_UNEVEN = 0.1
 """uneven work is reported if it costs at least this share of the step"""
 _LITTLE_UNEVEN = 0.03
-"""uneven work is already reported from this share of the step on if the ranks' inputs differ in size"""
+"""uneven work is reported if it costs at least this share of the step, and the ranks' inputs differ in size"""
 _LARGER_INPUTS = 0.05
-"""inputs differ in size if the largest input of a step is larger than the mean input by at least this fraction"""
+"""inputs differ in size if the largest input of a step exceeds the mean input by at least this fraction"""
 _MOST_IN_TURN = 0.8
 """if one rank is the slowest in more than this share of the steps, it is a straggler, and ranks do not take turns"""
 
@@ -533,7 +533,7 @@ _SPENDS = {
 _MUCH = 0.05
 """pauses and long steps are reported if they take at least this share of the run"""
 _MUCH_OF_CHANCE = 0.2
-"""the same for long steps without a known reason at irregular distances, which other work on the machine may cause"""
+"""like `_MUCH`, for irregular long steps without a known reason, which other work on the machine may cause"""
 _FEW_PAUSES = 3
 _TITLES = {
     PauseKind.EVALUATION: "Evaluation takes",

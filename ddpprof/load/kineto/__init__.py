@@ -71,7 +71,7 @@ class Header:
 def read_trace(path: Location, limits: Limits = DEFAULT_LIMITS, num_processes: int = 1) -> tuple[Header, Columns]:
     """Return the header of a trace file and the events that the tables need. Raises `BadTrace`.
 
-    If the file is large enough, up to `num_processes` processes decode it. This does not change the result.
+    If the file is large enough, up to `num_processes` processes decode it, with the same result.
     """
     with _told_as_bad_trace(path):
         try:
@@ -191,7 +191,7 @@ def _read_in_batches(stream: Stream, limits: Limits, helpers: Helpers) -> tuple[
 
 
 def _closed(array: bytes | bytearray) -> bytes | bytearray:
-    """Return the array with a closing bracket. In Chrome's array format, the bracket may be missing."""
+    """Return the array with its closing bracket, which may be missing in Chrome's array format."""
     array = array.rstrip(_BETWEEN_EVENTS)
     return array if array.endswith(b"]") else array + b"]"
 

@@ -59,8 +59,8 @@ from ddpprof.load.lenient_json import NeedsExactTimesError, as_int, integers, na
 from ddpprof.model import UNKNOWN, Int64Column
 
 _MERGE_ROWS = 100_000
-"""nested ops are dropped for the first time at this number of rows, and later whenever there are about 3 times the rows
-kept before; this saves memory
+"""nested ops are dropped at this number of rows, and later each time that the kept rows have become about three times
+as many; this saves memory
 """
 
 _MOST_NAMES = 100_000
@@ -73,8 +73,8 @@ memory
 """
 
 _UNNEEDED, _UNNEEDED_OP = -1, -2
-"""these values stand for an event that is not needed; if it is an op, its input shapes are kept for the kernels that it
-launches
+"""the first stands for an unneeded event, the second for an unneeded op whose input shapes are kept for the kernels
+that it launches
 """
 
 _MAX_DEVICE = 1 << 16
@@ -303,7 +303,7 @@ class Collector:
         self.kept.events.keep(lambda rows: ~is_only_op[rows.identity])
 
     def _lane(self, name: object) -> int:
-        """Return the number of a stream or thread. A name that is not a number gets a number from `NAMED_LANE` down."""
+        """Return the number of a stream or thread. Names that are not numbers are numbered from `NAMED_LANE` down."""
         number = as_int(name)
         if number is not None and number > NAMED_LANE:
             return number
@@ -354,13 +354,13 @@ def _texts(raws: Iterable[msgspec.Raw]) -> Sequence[bytes]:
 
 
 def _op_ids(arguments: Sequence[Any]) -> Int64Column:
-    """Return the IDs of ops, or of the ops that launched kernels."""
+    """Return the IDs of the ops or, for kernels, of the ops that launched them."""
     ids = integers(list(map(_op, arguments)))
     return ids if ids.all() else np.where(ids == 0, integers(list(map(_op_of_2021, arguments))), ids)
 
 
 def _arguments(kind: type[Any], spans: Sequence[AnySpan]) -> Sequence[Any]:
-    """Return the arguments of each event as `kind`, or as `Arguments` if they were decoded with the event."""
+    """Return the arguments of each event, decoded as `kind`, or as `Arguments` if they were decoded with the event."""
     if spans and isinstance(spans[0].args, msgspec.Raw):
         return decode_arguments(kind, list(map(_args, spans)))
     return _known(map(_args, spans), repeat(_NOTHING))
@@ -372,7 +372,7 @@ def _device_number(name: object) -> int:
 
 
 class _Remembered(dict[Any, int]):
-    """A cache of the number that a function returns for each key."""
+    """A cache of the numbers that a function returns for keys."""
 
     def __init__(self, find: Callable[[Any], int], shared: Container[int] = ()) -> None:
         """Create an empty cache for the results of `find`. `shared`: numbers that occur under many keys.

@@ -126,13 +126,13 @@ class Collected:
     devices: set[int] = field(default_factory=set)
     """devices that ran kernels"""
     calls_of_cuda: set[bool] = field(default_factory=set)
-    """True if there were CUDA or HIP calls that may queue work; False if there were such calls of other accelerators;
-    may contain both
+    """contains True if there were CUDA or HIP calls that may queue work, and False if there were such calls of other
+    accelerators
     """
     last_ns: int = -(1 << 63)
-    """latest end of any event, except of ops without another role"""
+    """latest end of any event; ops count only if they have another role"""
     last_op_ns: int = -(1 << 63)
-    """latest end of the ops without another role that precede the first device work"""
+    """latest end of the ops that have no other role and precede the first device work"""
     window_end: tuple[int, int] | None = None
     """event at which the profiler stopped: its group, and its time in ns"""
 
@@ -171,7 +171,7 @@ class Columns:
     window_end_ns: int | None
     """time at which the profiler stopped, if the trace shows it"""
     num_devices: int
-    """number of different accelerators named by kernels in the trace"""
+    """number of different accelerators on which kernels of the trace ran"""
     num_events: int
 
 
@@ -361,7 +361,7 @@ Rows = NDArray[np.int64]
 _MOST_VALUES = 1 << 22
 """a lookup table is used only if the values of the column span at most this range"""
 _MOST_POSITIONS = 20_000
-"""positions in a step are limited to this number, so that all later ops count as the same position"""
+"""positions in a step above this number are replaced by it, so that all later ops have the same position"""
 
 
 class TraceRows:

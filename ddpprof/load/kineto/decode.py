@@ -207,7 +207,7 @@ def refuse_many(num_events: int, limits: Limits) -> None:
 
 
 class HelperLostError(Exception):
-    """A helper ended early, or the file changed. A single process must read the file again."""
+    """A helper ended early, or the file changed. The file must be read again by a single process."""
 
 
 @dataclass(frozen=True, slots=True)

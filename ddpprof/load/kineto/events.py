@@ -194,7 +194,7 @@ _ZERO = msgspec.Raw(b"0")
 class Category(Enum):
     """``cat`` of an event.
 
-    The decoder recognizes frequent categories directly. Other categories are mapped by family.
+    These categories are frequent, and the decoder recognizes them directly. All others are mapped by family.
     """
 
     OP = "cpu_op"
@@ -277,7 +277,7 @@ class _AnyExactEvent(msgspec.Struct, gc=False):
 
 
 Entries = list[Any]
-"""list of `Span` or `ExactSpan`, of `Moment`, and of other events, which are ignored"""
+"""list of events: `Span` or `ExactSpan`, `Moment`, and other types, which are ignored"""
 
 
 def _of_phases(base: type[msgspec.Struct], phases: str) -> list[type[msgspec.Struct]]:

@@ -400,8 +400,8 @@ Block = Section | Chart
 def blocks_html(blocks: Iterable[Block], names: str = "", level: int = 3) -> str:
     """Return sections and charts as HTML. `Lanes` are left out, because a page has a timeline instead.
 
-    `names`: prefix of ids; empty in a notebook, which gets only the titles of charts, and no links or buttons. `level`:
-    level of headings.
+    `names`: prefix of ids; empty in a notebook, where only the titles of charts are shown, without links and buttons.
+    `level`: level of headings.
     """
     return _template().render(blocks=tuple(blocks), names=names, level=level).strip()
 

@@ -220,7 +220,7 @@ _Column = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpanColumns:
-    """Spans, sorted by row and start. Times are ns. `kind` and `name` are indices defined by the caller."""
+    """Spans, sorted by row and start. Times are in ns. `kind` and `name` are indices defined by the caller."""
 
     start_ns: _Column
     end_ns: _Column
@@ -247,7 +247,7 @@ def lane(start_ns: _Column, end_ns: _Column, kind: _Column, name: _Column, most_
 
 
 def _rows(start: _Column, end: _Column, most: int) -> _Column:
-    """Return, for each span, the first row that is free at its start, or else the last row."""
+    """Return, for each span, the first row that is free when the span starts or, if there is none, the last row."""
     if most == 1:
         return np.zeros(len(start), np.int64)
     free = [np.iinfo(np.int64).min] * most

@@ -177,11 +177,11 @@ PARTS = (
 
 
 _PERFECT = 1.005
-"""a note explains an efficiency of more than 100 % if the efficiency is above this value"""
+"""if the efficiency is above this value, a note explains how it can exceed 100 %"""
 
 
 def _is_it_normal(point: ScalePoint) -> str:
-    """Return sentences about the speed-up with a number of processes, and the maximum speed-up that the link allows."""
+    """Return sentences about the measured speed-up, and about the maximum speed-up that the link allows."""
     gained = f"{point.nproc} processes train {point.speedup.ratio:.2f} times as fast as one process without DDP"
     most = point.most_speedup
     if most is None or point.transfer_ns is None:
@@ -439,12 +439,12 @@ def _nothing(report: TuneReport) -> str:
 
 
 _CERTAIN = 0.9
-"""ddpprof reports that no setting is faster only if the intervals exclude step times of this fraction of the unchanged
-job's step time
+"""a message says that no setting is faster only if every interval excludes step times below this fraction of the
+unchanged job's step time
 """
 _STEADY = 1.1
-"""step times are said to vary if the slowest start of a setting took more than this many times as long as the
-fastest
+"""step times are said to vary if the slowest start of a setting took more than this many times as long as its fastest
+start
 """
 _ENOUGH = 10
 """smallest number of rounds that a message recommends"""

@@ -307,7 +307,7 @@ def verdict(report: Report) -> StepVerdict:
 
 
 def verdict_of_steps(report: Report) -> StepVerdict:
-    """Return the verdict without the sentence that says how the job failed."""
+    """Return the verdict, without the sentence that says how the job failed."""
     steps = [step for rank in report.ranks_together for step in report.averaged(rank)]
     if not steps:
         return _of_light_steps(report)
@@ -536,7 +536,7 @@ def _next(report: Report, paths: Sequence[str], can_replay: bool) -> Iterator[Se
 
 
 def _to_try(report: Report, finding: Finding) -> str:
-    """Return the label of the command that tries a finding. The finding may not be the first one."""
+    """Return the label of the command that tries a finding, which may not be the first finding."""
     first = first_changes(report)
     number = report.findings.index(finding) + 1
     return "try the first fix" if first and first[-1][0].number == number else f"try finding {number}"

@@ -35,11 +35,11 @@ from ddpprof.topics.buckets.view import BUCKET_TABLE, bucket_tables
 from ddpprof.topics.unused_parameters import searches, uses_everything
 
 Rows = Sequence[BucketRow]
-"""gradient buckets of all DDP modules"""
+"""the gradient buckets of all DDP modules"""
 
 _CUT = 0.8
-"""a smaller cap is advised only if the bucket then has at most this share of its size; a bucket with a single large
-parameter cannot become smaller
+"""a smaller cap is advised only if the bucket then has at most this share of its current size; a bucket with a single
+large parameter cannot become smaller
 """
 
 _NEARLY_ALL = 0.6
@@ -268,7 +268,7 @@ _USE_DEFAULT = (
 
 
 def _fewer_buckets(view: View, module: DdpModule, now: int) -> NewBuckets:
-    """Return the best predicted buckets if this reduces their number; otherwise, return DDP's default buckets.
+    """Return the predicted best buckets if there are fewer of them than now; otherwise, return DDP's default buckets.
 
     Predictions that do not reduce the number are ignored, because buckets of equal size do not show their latency.
     """
@@ -436,7 +436,7 @@ def smaller_cap(module: DdpModule, buckets: Sequence[BucketRow]) -> int:
 
 
 def call_for(framework: str | None, new: NewBuckets) -> str:
-    """Return the instruction that makes DDP build these buckets, for use at the end of a sentence."""
+    """Return the end of a sentence that tells how to make DDP build these buckets."""
     if new.is_default:
         return without_ddp_argument(framework, "bucket_cap_mb")
     if new.predicted is None:

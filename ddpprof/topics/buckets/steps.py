@@ -45,7 +45,7 @@ from ddpprof.statistics import median_known
 
 @dataclass(frozen=True, slots=True)
 class BucketStep:
-    """One bucket in one backward pass of one rank. Times are ns since the end of the DDP forward."""
+    """One bucket in one backward pass of one rank. Times are in ns since the end of the DDP forward."""
 
     step: int
     module: int
@@ -111,7 +111,7 @@ def fits(modules: Sequence[DdpModule], step: RecordedStep) -> bool:
 
 
 def pass_fits(modules: Sequence[DdpModule], one: BackwardPass) -> bool:
-    """Return whether the pass is of one of these modules. A killed rank may not have recorded all of them."""
+    """Return whether the pass belongs to these modules. A killed rank may not have recorded all modules."""
     return 0 <= one.module < len(modules) and len(one.ready_ns) == len(modules[one.module].parameters)
 
 
@@ -145,8 +145,8 @@ def bucket_rows(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace) 
     """Return the row of each bucket's all-reduce. Keys are (position of the backward pass in the step, bucket index).
 
     Buckets and all-reduces are paired in launch order. If the backward pass has other all-reduces, such as
-    SyncBatchNorm's, only all-reduces launched by gradient hooks are used. The result is empty if there are still more
-    or fewer all-reduces than buckets, for example because a comm hook calls several collectives per bucket.
+    SyncBatchNorm's, only all-reduces launched by gradient hooks are used. The result is empty if the numbers of these
+    all-reduces and of the buckets still differ, for example because a comm hook calls several collectives per bucket.
     """
     numbers = [s.number for s in trace.steps]
     if step.number not in numbers or not fits(modules, step):
@@ -179,7 +179,7 @@ def _expected(modules: Sequence[DdpModule], step: RecordedStep) -> list[tuple[in
 
 
 SMALL_BYTES = 64 * 1024
-"""up to this size, the time of a collective is mostly latency; a collective this small probably carries a metric"""
+"""up to this size in bytes, the time of a collective is mostly latency, and the collective probably carries a metric"""
 
 _OF_32_BIT_INTEGERS = re.compile(r"_(?:u?int|[iu])32(?:_t)?(?![a-z0-9])", re.IGNORECASE)
 """matches kernels such as ncclKernel_AllReduce_RING_LL_Sum_int32_t(…) and ncclDevKernel_AllReduce_Sum_u32_RING_LL(…)"""
@@ -272,7 +272,7 @@ class BucketRow:
         int | None, Number(("time between the second-to-last gradient and the last gradient"), HOST)
     ]
     late_rank: Annotated[int | None, Number("rank that launched last in most steps")]
-    """``None`` if there is only one rank, or if the ranks are on several hosts, whose clocks differ"""
+    """the late rank is ``None`` if there is only one rank, or if the ranks are on several hosts, whose clocks differ"""
     late_by_ns: Annotated[int | None, Number("time from the first to the last rank's launch", HOST)]
     num_passes: Annotated[int, Number("number of times the bucket is sent per step")] = 1
     """median number of synchronized backward passes through the module per step; every bucket is sent once in

@@ -65,8 +65,8 @@ class TracedPass:
     spans_forwards: bool
     """True if a DDP forward pass ended between the first and the last launch of the backward pass"""
     step_start_ns: int
-    """start of the part of the step that belongs to this pass: end of the previous pass, or start of the step; relative
-    to `origin_ns`
+    """start of the part of the step that belongs to this pass: the end of the previous pass, or the start of the step;
+    relative to `origin_ns`
     """
     step_end_ns: int
     """end of the part of the step that belongs to this pass, relative to `origin_ns`"""
@@ -225,9 +225,8 @@ def _origins(trace: Trace) -> Int64Column:
 
 
 def _layout(passes: Sequence[TracedPass]) -> _Sizes:
-    """Return the layout that most passes fit.
-
-    If several tie, the latest is returned, because DDP rebuilds its buckets.
+    """Return the layout that most passes fit. Among equally frequent layouts, the latest counts: DDP rebuilds its
+    buckets.
     """
     counts = Counter(one.sizes for one in passes)
     votes = {sizes: sum(n for other, n in counts.items() if _fits(other, sizes)) for sizes in counts}

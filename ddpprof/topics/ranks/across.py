@@ -56,7 +56,7 @@ _MOST_OTHERS = 63
 """maximum number of ranks whose gradients are compared with a straggler's gradients"""
 _MOST_GRADIENTS = 3
 _MOSTLY = 0.8
-"""a rank is mentioned if it is the last to arrive at this share of the collectives or more"""
+"""a rank is mentioned if it arrives last at this share of the collectives or more"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +147,8 @@ def across_ranks(
 ) -> tuple[AcrossRanks, tuple[str, ...]]:
     """Return the measures of all ranks together, and descriptions of collectives that do not match.
 
-    `progress`: steps by rank, for the ranks that average their gradients with each other. `with_record`: those of
-    these ranks that have a record.
+    `progress`: steps by rank, for the ranks that average their gradients with each other. `with_record`: the ranks in
+    `progress` that have a record.
     """
     known = [trace.collectives for trace in traced.values()]
     matched = match_collectives(known)

@@ -46,8 +46,8 @@ _FEWEST_POINTS = 8
 _LARGEST_DRIFT = 500e-6
 """largest drift rate that Linux allows for a clock: 500 ppm"""
 _ON_ONE_HOST_NS = 100_000
-"""largest possible error between ranks of one host, in ns; according to the recorder's timestamps, their profilers
-agree within 30 µs
+"""largest possible error between the clocks of two ranks on one host, in ns; according to the recorder's timestamps,
+their profilers agree within 30 µs
 """
 _SIGNIFICANT = 2.576
 """99 % of a normal distribution lies within this many standard deviations of the mean"""
@@ -58,7 +58,7 @@ class RankClock:
     rank: int
     host: str | None
     offset_ns: int
-    """time by which the rank's clock is ahead of the reference, at ``CommonClock.at_ns``"""
+    """how far the rank's clock is ahead of the reference, at ``CommonClock.at_ns``"""
     drift_ppm: float
     bound_ns: int | None
     """maximum error of the offset; ``None`` if collectives contradict each other, because one was misidentified or the

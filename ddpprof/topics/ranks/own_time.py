@@ -52,8 +52,8 @@ class StepProgress:
 
     step: int
     is_traced: bool
-    """True if the times are from a trace, False if from the light recorder, whose parts are slightly different and
-    cannot be compared with those of a trace
+    """True if the times are from a trace, False if they are from the light recorder, whose parts are slightly different
+    and must not be compared with those of a trace
     """
     step_ns: int
     arrival_ns: int
@@ -288,7 +288,7 @@ _NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Arrivals at the matched collectives, one line per collective, in the order of ``MatchedCollectives``."""
+    """Arrivals at the matched collectives: one line per collective, in the order of ``MatchedCollectives``."""
 
     ranks: tuple[int, ...]
     waiting_ns: Int64Column
@@ -306,7 +306,7 @@ class RankWaiting:
     rank: int
     num_collectives: Annotated[int, Number("number of collectives matched with other ranks")]
     num_last: Annotated[int | None, Number("number of matched collectives in which the rank arrived last")]
-    """``None`` if the ranks have no common clock"""
+    """the number is ``None`` if the ranks have no common clock"""
     median_waiting_ns: int
     """median waiting time in one collective"""
     waiting_per_step_ns: Annotated[int | None, Number("time spent waiting for other ranks per step, median")]

@@ -30,7 +30,7 @@ class Lateness:
     mean_own_ns: Mapping[int, int] = field(default_factory=dict)
     """rank → mean own time per step over the whole run, including evaluations and checkpoints"""
     busy_shares: Mapping[int, float] = field(default_factory=dict)
-    """rank → time for which its threads ran or waited for a core, as a share of the whole run"""
+    """rank → time for which its threads ran, or waited for a core, as a share of the whole run"""
     watched_ns: int = 0
     """duration of the whole run, for which `own_ns` is known"""
     watched_steps: int = 0
@@ -143,27 +143,25 @@ def _is_slower_throughout(lateness: Lateness, slowest: int, next_slowest: int) -
 _WORTH_NAMING = 0.25
 """a line of the script is named if it explains at least this share of the lateness"""
 _CHANCE = 0.01
-"""significance level for the test whether a rank is late; it is divided by the number of ranks"""
+"""significance level of the test whether a rank is late; it is divided by the number of ranks"""
 _FEW_STRETCHES = 5
 """the test needs own times for at least this many parts of the whole run"""
 _LATE_IN_WHOLE_RUN = 0.05
-"""if only the whole run shows that a rank is late, its lateness is reported from this share of its own time on"""
+"""a rank that is late only according to the whole run is reported if it is late by this share of its own time"""
 _LATE_ON_SHARED_CORES = 0.1
-"""the same if ranks share cores, on which other work may delay one rank more than another"""
+"""like `_LATE_IN_WHOLE_RUN`, for ranks that share cores, on which other work may delay one rank more than another"""
 _STEPS_OF_WHOLE_RUN = 10
 """a rank is called late because of the whole run only if the run has at least this many steps"""
 _LONGER_THAN_OTHER_WORK_NS = 10_000_000_000
-"""lateness over a shorter time, in ns, may be due to other work on the cores, which can make a rank late in
-every step
-"""
+"""in a time shorter than this, in ns, other work on the cores may make a rank late in every step"""
 _BY_OTHER_WORK = 5
-"""other work on its cores does not slow a rank by more than this factor"""
+"""other work on a rank's cores slows the rank by this factor at most"""
 _TIME_SLICES_NS = 10_000_000
-"""other work on its cores does not make a rank with little work wait for longer than this, in ns per step"""
+"""other work on the cores of a rank with little work of its own delays the rank by at most this time, in ns per step"""
 
 
 def _is_out_of_proportion(lateness: Lateness, view: View) -> bool:
-    """Return whether the rank was slow from the first step on, by more than other work on its cores can explain."""
+    """Return whether the rank was slow from the first step on, and slower than other work on its cores can explain."""
     slowest = lateness.stragglers[0]
     if slowest.since_step is not None:
         return False
@@ -176,7 +174,7 @@ def _is_out_of_proportion(lateness: Lateness, view: View) -> bool:
 
 
 def _slept_ns(lateness: Lateness, view: View) -> int:
-    """Return how long the slowest rank slept while other ranks waited, in ns per step; 0 if unknown, or if it did not.
+    """Return how long the slowest rank slept while other ranks waited, in ns per step; 0 if it did not, or if unknown.
 
     This is its lateness minus the extra time, compared with other ranks, in which its threads ran or waited for a core.
     The result is 0 if the rank is late because of its DataLoader, whose workers may be delayed by other work.
@@ -194,7 +192,7 @@ def _slept_ns(lateness: Lateness, view: View) -> int:
 
 
 def _late_all_along_ns(lateness: Lateness) -> int:
-    """Return the slowest rank's lateness over the whole run, in ns per step; 0 if below half of `late_ns`."""
+    """Return the slowest rank's lateness over the whole run, in ns per step, or 0 if it is below half of `late_ns`."""
     slowest = lateness.stragglers[0]
     others_ns = [median(own_ns) for rank, own_ns in lateness.own_ns.items() if rank != slowest.rank]
     if slowest.rank not in lateness.own_ns or not others_ns:
@@ -222,8 +220,8 @@ def _advice(view: View, part: OwnTimePart | None, *, sleeps: bool) -> str:
 
 _NEARLY_ALL = 0.9
 _SLEEPS = 0.1
-"""a straggler counts as sleeping if it sleeps for at least this share of the step, or for `_SLEEPS_LONG_NS` if that is
-shorter
+"""a straggler counts as sleeping if it sleeps for at least this share of the step or for `_SLEEPS_LONG_NS`, whichever
+is shorter
 """
 _SLEEPS_LONG_NS = 30_000_000
 """sleeping time in ns per step that is always enough to count as sleeping"""

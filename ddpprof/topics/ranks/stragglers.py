@@ -217,8 +217,8 @@ class LateGradient:
     module: int
     parameter: str
     previous_parameter: str | None
-    """parameter whose gradient becomes ready just before this one; ``None`` for the first gradient, whose delay is
-    relative to the end of the forward pass
+    """parameter whose gradient becomes ready just before that of `parameter`; ``None`` if that is the first gradient,
+    whose delay is relative to the end of the forward pass
     """
     jump_ns: int
     excess_ns: int

@@ -7,15 +7,15 @@ counts as backward.
 
 On CPU, a step is the host's ``ProfilerStep#k``. On an accelerator, it extends from its first kernel to the first kernel
 of the next step, because the host runs ahead of the device. All work in this time counts, including work launched in
-another step. At the edges of a trace, work is missing: the last step ends with its last kernel, and in the first step
-the device may still run work that was launched before the trace began.
+another step. At the edges of a trace, work may be missing: the last step ends with its last kernel, and the trace does
+not contain work that was launched before it began and runs in the first step.
 
 Light recording gives fewer parts:
 
     backward = from the end of a DDP forward with gradients to the next forward or the optimizer's start
 
 This includes the loss and exposed communication. If a step uses several batches, waits for further batches also fall
-into this interval. They count as data if they cannot belong to another part.
+into this interval. They count as data, and backward is limited to the time that forward, optimizer and data leave.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class StepSplit:
     """Spans of each part of a step. The parts do not overlap."""
 
     parts: tuple[tuple[Spans, ...], ...]
-    """for each field of `Breakdown`, in order: the spans of this part"""
+    """spans of each part, in the order of the fields of `Breakdown`"""
     is_whole: bool = True
     """False if the trace starts or ends in the middle of the step, so that its duration cannot be compared with other
     steps

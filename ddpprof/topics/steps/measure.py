@@ -95,7 +95,7 @@ class RankReport:
 
 
 TIMED_MODES = (StepMode.OFF, StepMode.LIGHT)
-"""modes of steps that show how long a step takes without the profiler"""
+"""modes of steps without the profiler; at most the light recorder affects their duration"""
 
 
 def profiler_cost(ranks: Iterable[RankReport], usual_steps: Collection[int]) -> int | None:
@@ -195,7 +195,7 @@ class TorchTimes:
 def compare_with_torch(
     module: int, step: RecordedStep, buckets: tuple[BucketStep, ...], trace: Trace, logged: Mapping[str, int]
 ) -> TorchTimes | None:
-    """Compare with the times `logged` by DDP in the same iteration; return ``None`` if a time is missing."""
+    """Compare a step's times with those `logged` by DDP in the same iteration; ``None`` if a time is missing."""
     forwards = [f for f in step.forwards if f.module == module and f.synchronizes]
     mine = [b for b in buckets if b.module == module]
     launched = [b.launched_ns for b in mine if b.launched_ns is not None]

@@ -86,7 +86,7 @@ class BackwardCompute:
     start_ns: int
     end_ns: int
     next_start_ns: int | None
-    """start of the first forward or optimizer op after this backward pass; ``None`` if the step has none"""
+    """start of the first forward or optimizer op after the backward pass; ``None`` if the step has none"""
 
 
 def backward_passes(trace: Trace, step: int) -> tuple[BackwardCompute, ...]:

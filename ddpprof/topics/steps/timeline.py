@@ -48,11 +48,10 @@ class StepTimeline:
     step: int
     start_ns: int
     end_ns: int
-    """end of the step. Start and end are the same as in the step bar: on an accelerator, the step starts with its first
-    kernel
+    """end of the step. Start and end are as in the step bar: on an accelerator, the step starts with its first kernel
     """
     parts: tuple[Spans, ...] | None
-    """for each field of `Breakdown`, in order: the spans of this part, which do not overlap; ``None`` if the step has
+    """spans of each part, in the order of the fields of `Breakdown`; the spans do not overlap. ``None`` if the step has
     no device work
     """
     compute: Work
@@ -178,16 +177,16 @@ class StepsToDraw(Sequence[StepTimeline]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """Timelines of all ranks. Times are ns on the first rank's clock, since 1970 if the traces have their epoch."""
+    """Timelines of all ranks. Times are in ns on the first rank's clock, since 1970 if the traces have their epoch."""
 
     ranks: tuple[RankTimeline, ...]
     clock_error_ns: int | None
-    """largest error when comparing times of different ranks; ``None`` for one rank, or if unknown"""
+    """largest error of a comparison between times of different ranks; ``None`` if there is one rank, or if unknown"""
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnRank:
-    """Data about a rank's steps that does not require reading the steps themselves."""
+    """Data about a rank's steps that is available without reading the steps themselves."""
 
     rank: int
     device: str

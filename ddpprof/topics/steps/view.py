@@ -87,7 +87,7 @@ def mean_of_steps(report: ReportView) -> str:
 
 
 def left_out(report: ReportView) -> dict[int, float]:
-    """Return the durations of the profiled steps excluded from all means, relative to usual steps, by step number."""
+    """Return the profiled steps excluded from all means: step number → duration relative to usual steps."""
     lengths: dict[int, int] = {}
     measured = [step for rank in steps_of(report) for step in rank.measured_steps]
     cut_off = {step.step for step in measured if not step.is_whole}
