@@ -121,8 +121,8 @@ _DO_BY_HINT = {
     Hint.DIFFERENT_ROOTS: """
         Pass the same dst or src, and the same group, on every rank: look for an argument that depends on the rank.""",
     Hint.WITHIN_BACKWARD: """
-        The rank waits within the same backward pass. If DDP has a comm hook, check that the hook always completes its
-        future. Check for parameters that get no gradient on that rank.""",
+        The rank waits in the same backward pass as the other ranks. If DDP has a comm hook, check that the
+        hook always completes its future. Check for parameters that get no gradient on that rank.""",
     Hint.EXTRA_PASS: """
         Every rank must run the same number of backward passes: look for more batches on that rank (use a
         DistributedSampler), and for a second backward() or step that depends on the rank or its batch.""",

@@ -82,8 +82,8 @@ def unused_parameters(modules: Sequence[DdpModule], view: View) -> Iterator[Find
                 f"every parameter of {module.name} got a gradient in {_passes(module)}; {cost}DDP sends one more "
                 "all-reduce per backward pass, and does not rebuild its buckets in the order in which gradients "
                 "become ready",
-                f"Remove the option: {without_ddp_argument(view.framework, 'find_unused_parameters')}. Keep it only if "
-                "other batches skip parts of the model.",
+                f"Remove the option: {without_ddp_argument(view.framework, 'find_unused_parameters')}. Keep the option "
+                "only if other batches skip parts of the model.",
                 gain_ns,
                 predicted=predicted,
                 cause_ns=_search_and_communication_ns(view),

@@ -309,7 +309,7 @@ def broken() -> None:
     ("load", "says"),
     [
         pytest.param(broken, r"mine of p cannot be imported \(no module named x\)\. Uninstall", id="no-import"),
-        pytest.param(lambda: Topic("mine", {}, ()), "mine of p lacks of_rank, of_ranks", id="no-measure"),
+        pytest.param(lambda: Topic("mine", {}, ()), "mine of p does not define of_rank, of_ranks", id="no-measure"),
         pytest.param(lambda: "a topic", "mine of p lacks", id="something-else"),
     ],
 )

@@ -268,7 +268,7 @@ def test_the_advice_on_a_late_parameter_depends_on_how_ddp_orders_buckets() -> N
 def test_a_job_that_accumulates_is_not_told_to_accumulate() -> None:
     slow = [{"ready_ns": t * MS, "transfer_ns": 30 * MS} for t in (10, 20, 30)]
     finding = only(observed(of_mib([30], [30], [30]), slow, trailing_ns=60 * MS, exposed_ns=60 * MS, num_micro_steps=4))
-    assert "accumulate more than the current 4 batches per step" in finding.advice
+    assert "accumulate gradients over more than the current 4 batches per step" in finding.advice
 
 
 @pytest.mark.parametrize(
