@@ -81,7 +81,7 @@ def trailing_communication(rows: Rows, view: View) -> Iterator[Finding]:
         evidence = (
             f"{in_ms(view.trailing_ns)} of gradient communication per step runs after the last op of "
             f"{_backward(passes)} on every rank; {_all(buckets)} {in_ms(comm)} to transfer, and "
-            f"after the first gradient {'only ' if comm > window else ''}{in_ms(window)} of the backward pass "
+            f"after the first gradient, {'only ' if comm > window else ''}{in_ms(window)} of the backward pass "
             "remains to hide the transfer"
         )
         if (comm > 2 * window) if len(buckets) == 1 else (comm - passes * transfers[-1] > window):
