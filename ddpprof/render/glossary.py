@@ -162,7 +162,7 @@ TERMS = (
     Term(
         "algbw",
         "Algorithm bandwidth: message size divided by transfer time, in GB/s (10⁹ bytes). If a rank runs k "
-        "collectives at the same time, each counts 1/k of that time.",
+        "collectives at the same time, each is assigned 1/k of that time.",
         formula="bytes / transfer",
         field="across.collectives[].algbw_bytes_per_s",
         aliases=("algorithm bandwidth",),
