@@ -150,7 +150,7 @@ def static_graph(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
                 "The set of unused parameters never changes, yet DDP searches for it in every step",
                 f"torch reports a static graph; the search takes {in_ms(view.unused_search_ns)} per step",
                 f"{ddp_argument(view.framework, 'static_graph=True')} instead of find_unused_parameters=True, if the "
-                "graph is the same for the whole training.",
+                "graph stays the same throughout the training.",
                 at_most(view.unused_search_ns, predicted),
                 predicted=predicted,
                 cause_ns=_search_and_communication_ns(view),

@@ -431,7 +431,7 @@ def _nothing(report: TuneReport) -> str:
     varied = (
         f"step times on this machine varied by {report.start_ratio:.2g}× between runs of the same setting"
         if report.start_ratio is not None and report.start_ratio > _STEADY
-        else f"{rounds} do not show how much of the difference is chance"
+        else f"{rounds} do not show how much of the difference is due to chance"
         if low is None
         else f"{rounds} are too few for such a small difference"
     )

@@ -407,8 +407,8 @@ def _reorder(module: DdpModule, parameter: str) -> str:
         )
     return (
         f"Define {parameter} earlier in the model, in the order in which forward uses the layers: with "
-        "find_unused_parameters=True, DDP fills its buckets in reverse order of definition. Without it, or with "
-        "static_graph=True, DDP uses the order in which gradients become ready."
+        "find_unused_parameters=True, DDP fills its buckets in reverse order of definition. Without "
+        "find_unused_parameters=True, or with static_graph=True, DDP uses the order in which gradients become ready."
     )
 
 
