@@ -185,7 +185,7 @@ def test_lines_that_empty_the_cache_are_no_reads() -> None:
             "Remove",
             id="line-known",
         ),
-        pytest.param(READS, " and frees its memory", "Remove torch.cuda.empty_cache() if", id="memory-is-full"),
+        pytest.param(READS, " and frees memory on it", "Remove torch.cuda.empty_cache() if", id="memory-is-full"),
     ],
 )
 def test_device_allocations(reads: tuple[HostRead, ...], title: str, advice: str) -> None:
