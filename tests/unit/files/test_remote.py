@@ -196,7 +196,7 @@ class HttpResponseError(Exception):
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (ValueError("Must provide either a connection_string or account_name with credentials!!"), "no credentials were"),
+        (ValueError("Must provide either a connection_string or account_name with credentials!!"), "no credentials"),
         (HttpResponseError(403, "No\nRequestId:1\nContent: <?xml"), "permission denied (403 No): "),
         (HttpResponseError(404, "No.\nContent: <?xml"), "there is no such file, folder or bucket"),
         (
