@@ -74,8 +74,8 @@ _DO = {
     "number of batches on each. DDP's forward broadcasts buffers, such as BatchNorm's statistics, even in "
     "evaluation mode.",
     Fault.OWN_CODE: "Check that line: the other ranks wait until that rank continues.",
-    Fault.LOCK: "Find out which thread or process holds the lock or should fill the queue. It must not depend on "
-    "other ranks.",
+    Fault.LOCK: "Find out which thread or process holds the lock or should fill the queue. That thread or "
+    "process must not depend on other ranks.",
     Fault.LOADER: "Check the DataLoader workers of that rank (`py-spy dump --pid PID`) and the storage that they read "
     "from. DataLoader(timeout=…) turns a stuck worker into an error.",
     Fault.STORAGE: "Check the file system that the rank uses. If only one rank saves, the other ranks wait for it.",
