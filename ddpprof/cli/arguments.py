@@ -40,7 +40,7 @@ def add_profiler_options(parser: ArgumentParser) -> None:
     """Add the options that control how steps are recorded."""
     parser.add_argument("--no-profiler", action="store_true", help="use light recording only, without torch.profiler")
     for name in ("--record-shapes", "--with-stack", "--profile-memory"):
-        parser.add_argument(name, action="store_true", help="as in torch.profiler")
+        parser.add_argument(name, action="store_true", help="set this option of torch.profiler")
 
 
 def hint(message: str, options: Iterable[str], others: Mapping[str, Iterable[str]]) -> str:

@@ -32,7 +32,7 @@ def add_capture_options(parser: argparse.ArgumentParser) -> None:
         "--when",
         type=_factor,
         metavar="'step>1.2x'",
-        help="start profiling when steps take this many times as long as usual",
+        help="wait until steps take this many times as long as usual, then profile",
     )
     add_profiler_options(parser)
     parser.set_defaults(run=run_capture)
@@ -153,8 +153,8 @@ def _connect(directory: Path) -> socket.socket:
         else:
             why = (
                 f"no job accepts requests in {directory}. The job must run under ddpprof trace or watch, and must "
-                f"have finished its first steps. Run this command on the machine of the lowest rank that trains "
-                f"with DDP."
+                f"have finished its first steps. Run this command on the machine of the lowest-numbered "
+                f"rank that trains with DDP."
             )
         raise DdpprofError(why) from error
     return job

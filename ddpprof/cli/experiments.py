@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ddpprof.render.json_documents import Written
 
 _VARY = (
-    "a script option (--batch-size=32,64), a DDP argument (bucket_cap_mb=5,25), the compilation of DDP "
+    "a script option (--batch-size=32,64), a DDP argument (bucket_cap_mb=5,25), how torch.compile compiles DDP "
     "(compile_order=ddp_first,model_first or optimize_ddp=ddp_optimizer,no_optimization), sync_batch_norm=True,False, "
     "sparse_embeddings=True,False, detect_anomaly=True,False, or an environment variable (in capitals). With several "
     "--vary options, all combinations are measured"
@@ -53,7 +53,7 @@ def _add_options(parser: argparse.ArgumentParser, kind: str, rounds: int) -> Non
             *NPROC,
             type=positive,
             metavar="N",
-            help="number of processes; with more than one, the cost includes communication (default: 1)",
+            help="number of processes; with more than one, the cost of DDP includes communication (default: 1)",
         )
         add(
             "--apart",
@@ -61,13 +61,13 @@ def _add_options(parser: argparse.ArgumentParser, kind: str, rounds: int) -> Non
             help="run separate jobs with and without DDP, instead of alternating blocks of steps in one job; required "
             "for torch.compile",
         )
-        add("--blocks", type=positive, default=10, metavar="N", help="pairs of blocks per round (%(default)s)")
+        add("--blocks", type=positive, default=10, metavar="N", help="pairs of blocks in each round (%(default)s)")
     else:
         add(
             *NPROC,
             type=_numbers,
             metavar="N,N…",
-            help=f"numbers of processes ({'1,2' if kind == 'scale' else '1, or as many as the script starts'})",
+            help=f"process counts (default: {'1,2' if kind == 'scale' else '1, or as many as the script starts'})",
         )
     if kind == "scale":
         add(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _SIZES = "1K-256M"
 _SECONDS = "1"
 _EXAMPLES = """\
-In a job started by torchrun, Slurm or MPI, netbench measures between the ranks of that job:
+In a job started by torchrun, Slurm or MPI, netbench measures communication between the ranks of that job:
   srun ddpprof netbench -o network.json
 On several hosts, run it on each host with torchrun's own options:
   ddpprof netbench --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500
@@ -34,7 +34,7 @@ def add_netbench_options(parser: argparse.ArgumentParser) -> None:
         type=sizes_bytes,
         default=_SIZES,
         metavar="SIZES",
-        help="message sizes: a range, in which each size doubles, or a list such as 64K,1M,25M (%(default)s)",
+        help="message sizes: a range, whose sizes double at each step, or a list such as 64K,1M,25M (%(default)s)",
     )
     add(
         "--collective",

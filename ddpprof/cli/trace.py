@@ -33,7 +33,7 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
         type=positive,
         metavar="N",
         help="run the job N times, one after another, and store the runs as DIR/run-1 to DIR/run-N; existing runs are "
-        "kept, and new ones are numbered after them. Compare such folders with: ddpprof compare",
+        "kept, and new runs get the next numbers. Compare such folders with: ddpprof compare",
     )
     add(
         "--skip-first",

@@ -57,7 +57,7 @@ def add_try_options(parser: argparse.ArgumentParser) -> None:
         "--script",
         metavar="[OLD=]NEW",
         help="run this changed copy of your script instead; OLD is needed if the command has several scripts. Use "
-        "--finding to name the finding that the change is for",
+        "--finding to name the finding that the change addresses",
     )
     add(
         "--allow-lossy",
@@ -96,7 +96,7 @@ def add_try_options(parser: argparse.ArgumentParser) -> None:
 def run_try(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.script is not None and (options.rule or options.all or len(options.finding or ()) > 1):
-        parser.error("--script can be combined with a single --finding only")
+        parser.error("--script can be combined with only one --finding")
     from ddpprof.experiments.conduct import add_rounds, job_of, open_experiment, working_on
 
     if options.resume is not None:
@@ -157,8 +157,8 @@ def _planned(options: argparse.Namespace) -> tuple[Experiment, list[Promise]]:
         about = report.findings if options.finding is None else [finding_of(report, path, options.finding[0])]
         if options.finding is not None and about[0].is_left_out_of_trials:
             raise DdpprofError(
-                f"trials do not save files, so they cannot measure finding {options.finding[0]}. Record the job before "
-                "and after the change, with ddpprof trace --repeat 6, and use ddpprof compare."
+                f"trials do not save files, so they cannot measure the gain of finding {options.finding[0]}. Record "
+                "the job before and after the change, with ddpprof trace --repeat 6, and use ddpprof compare."
             )
     else:
         promises, variants, chosen = [], [], _chosen(report, options)

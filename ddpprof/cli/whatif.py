@@ -42,9 +42,9 @@ def add_whatif_options(parser: argparse.ArgumentParser) -> None:
         type=megabytes,
         action="append",
         metavar="MB,MB…",
-        help="predict the step time with one cap per bucket, in order",
+        help="predict the step time with one cap per bucket, in launch order",
     )
-    add("--first-bucket-mb", type=factor, metavar="MB", help="cap of the first bucket only")
+    add("--first-bucket-mb", type=factor, metavar="MB", help="predict the step time with this cap for the first bucket")
     training = parser.add_argument_group("training")
     add = training.add_argument
     add("--gradient-as-bucket-view", action="store_true", help="do not copy gradients out of buckets")

@@ -457,7 +457,7 @@ def _unmatched(a: Sequence[KernelSummary], b: Sequence[KernelSummary], matched: 
     if not a or not b or not any(only) or MOST_KERNELS in (len(a), len(b)):
         return None  # a kernel missing from a truncated list may still be in the run
     words = [f"{len(rows)} only in {run} ({_in_words(rows)})" for run, rows in zip("AB", only, strict=True) if rows]
-    return f"kernels in only one of the runs, by name, launch shape and input shapes: {', '.join(words)}"
+    return f"kernels (name, launch shape and input shapes) found in only one of the runs: {', '.join(words)}"
 
 
 def _in_words(summaries: Sequence[KernelSummary]) -> str:

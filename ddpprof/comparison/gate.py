@@ -81,7 +81,7 @@ def overall(verdicts: Sequence[ConditionVerdict]) -> GateResult:
 def _judge(comparison: Comparison, condition: Condition) -> ConditionVerdict:
     change = next((change for change in comparison.metrics if change.metric == condition.metric), None)
     if change is None or change.difference is None or change.a_ns is None:
-        return ConditionVerdict(condition, GateResult.FAILED, f"{condition.metric} was not measured in both runs")
+        return ConditionVerdict(condition, GateResult.FAILED, f"{condition.metric} is missing from A or B")
     limit_ns = condition.ns if condition.ns is not None else (condition.fraction or 0) * change.a_ns
     said, exceeds = _said(change), change.difference.may_exceed(limit_ns)
     if exceeds is not None:

@@ -63,7 +63,7 @@ def equal_caps(equal_mb: tuple[float, float] | None) -> str:
     """Return a note, to be appended to an argument, on the range of caps that the prediction cannot distinguish."""
     if equal_mb is None:
         return ""
-    return f" ({equal_mb[0]:g} to {equal_mb[1]:g} MB are equal within the error of the prediction)"
+    return f" (caps of {equal_mb[0]:g} to {equal_mb[1]:g} MB are equally fast within the error of the prediction)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ class Finding:
     advice: Annotated[str, Number("what to change")]
     gain_ns: Annotated[int | None, Number("maximum gain per step")]
     """largest possible gain, in ns per step; ``None`` if the finding is about correctness, or if the gain is unknown"""
-    is_correctness: Annotated[bool, Number("whether the finding affects the correctness of training")] = False
+    is_correctness: Annotated[bool, Number("whether the finding is about the correctness of training")] = False
     predicted: Annotated[Predicted | None, Part("predicted_")] = None
     """predicted gain; only set if the recorded steps can be replayed with this change. `gain_ns` is then the upper end
     of the predicted interval

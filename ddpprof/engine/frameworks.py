@@ -105,12 +105,12 @@ def reduce_once(framework: str | None, static_graph: bool) -> str:
 _REDUCE_ONCE = {
     None: "Reduce gradients only in the last backward pass of a step: run the forward and backward passes of the other "
     "batches under `with model.no_sync():`.",
-    "transformers": "Let the Trainer accumulate: TrainingArguments(gradient_accumulation_steps=…) reduces only in the "
-    "last pass of a step.",
-    "accelerate": "Let Accelerate accumulate, so that only the last pass of a step reduces: "
+    "transformers": "Let the Trainer accumulate gradients: TrainingArguments(gradient_accumulation_steps=…) reduces "
+    "them only in the last pass of a step.",
+    "accelerate": "Let Accelerate accumulate gradients, so that only the last pass of a step reduces them: "
     "Accelerator(gradient_accumulation_steps=…), and `with accelerator.accumulate(model):` around each batch.",
-    "lightning": "Let the Trainer accumulate: Trainer(accumulate_grad_batches=…) reduces only in the last pass of a "
-    "step. Under manual optimization, run the other passes under `with self.trainer.model.no_sync():`.",
+    "lightning": "Let the Trainer accumulate gradients: Trainer(accumulate_grad_batches=…) reduces them only in the "
+    "last pass of a step. With manual optimization, run the other passes under `with self.trainer.model.no_sync():`.",
     "fabric": "Reduce gradients only in the last backward pass of a step: run the forward and backward passes of the "
     "other batches under `with fabric.no_backward_sync(model):`.",
 }
@@ -154,7 +154,7 @@ def or_join(framework: str | None) -> str:
     return "" if framework is not None else f"; or {TRAIN_WITHIN_JOIN}"
 
 
-TRAIN_WITHIN_JOIN = "train within `with model.join():`, if the loop has no collectives of its own and no SyncBatchNorm"
+TRAIN_WITHIN_JOIN = "train within `with model.join():`, if the loop calls no collectives and uses no SyncBatchNorm"
 
 
 def divide_data(framework: str | None, loader: Loader) -> str:
@@ -187,7 +187,7 @@ _DIVISION = {
 def reshuffle(framework: str | None) -> str:
     """Return advice on shuffling the data differently in each epoch."""
     if framework == "accelerate":
-        return "Call loader.set_epoch(epoch) at the start of each epoch; Accelerate's DataLoader passes it on."
+        return "Call loader.set_epoch(epoch) at the start of each epoch; Accelerate's DataLoader passes the epoch on."
     return "Call sampler.set_epoch(epoch) at the start of each epoch."
 
 

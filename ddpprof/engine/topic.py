@@ -265,7 +265,7 @@ def _loaded(entry: Any) -> Topic[Any, Any]:
         why = f"cannot be imported ({error})"
         raise DdpprofError(f"the topic {entry.name} of {package} {why}. {_WHAT_TO_DO}") from error
     if not isinstance(topic, Topic) or None in (topic.of_rank, topic.of_ranks, topic.rank_type, topic.run_type):
-        lacks = "lacks of_rank, of_ranks, rank_type or run_type"
+        lacks = "does not define of_rank, of_ranks, rank_type or run_type"
         raise DdpprofError(f"the topic {entry.name} of {package} {lacks}. {_WHAT_TO_DO}")
     return replace(topic, name=entry.name)
 

@@ -160,7 +160,7 @@ def _explain(error: BaseException, url: str) -> tuple[int, str]:
     is_refused = status in (401, 403)
     asks_for_them = isinstance(error, ValueError) and "credentials" in said  # adlfs
     if asks_for_them or (names & _NO_CREDENTIALS and not is_refused):
-        return errno.EACCES, f"there are no credentials ({said}): {_hint(url)}"
+        return errno.EACCES, f"no credentials were found ({said}): {_hint(url)}"
     if isinstance(error, FileNotFoundError) and status == 401:  # huggingface_hub
         return errno.EACCES, f"there is no such repository, or it is private: {_hint(url)}"
     is_about_keys = "SSHException" in names and "authentication" in said.lower()

@@ -168,7 +168,7 @@ class RemotePath:
 
     def open(self, mode: str = "rb") -> io.BufferedReader:
         assert mode == "rb", (
-            "files can be opened only for reading in binary mode: decode text after reading; write a whole file at once"
+            "files can be opened only for reading in binary mode: decode text after reading; write a file as a whole"
         )
         with explained(self.url):
             fs, path = self._reached()

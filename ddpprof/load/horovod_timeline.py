@@ -123,7 +123,7 @@ def load_horovod(path: Location) -> HorovodTimeline:
         reader.add(event)
     timeline = reader.timeline(is_cut)
     if not timeline.ops:
-        raise BadTrace(f"{path} is a Horovod timeline in which no collective finishes. Let the job run for some steps.")
+        raise BadTrace(f"{path} is a Horovod timeline in which no collective finishes. Let the job run for more steps.")
     return timeline
 
 

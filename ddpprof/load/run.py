@@ -228,8 +228,8 @@ def _recorded_files(directory: Location) -> RunFiles:
     present = ranks_in(directory)
     if not present:
         raise NotARun(
-            f"{directory} contains no data from any rank: the job ended before DDP had averaged gradients in a few "
-            f"steps. {_how_to_record(directory)}"
+            f"{directory} contains no data from any rank: the job ended before DDP had averaged gradients in "
+            f"enough steps. {_how_to_record(directory)}"
         )
     expects_trace = about.settings.get("profiler") is not False
     traces = {rank: trace_path(directory, rank) for rank in present}

@@ -262,7 +262,7 @@ def in_words(communicator: Communicator) -> str | None:
     missing = [rank for rank, one in sorted(communicator.items()) if one.is_missing]
     dead = [rank for rank in missing if communicator[rank].is_dead]
     if missing:
-        more = " and counts as dead" if dead == missing else ""
+        more = ", and NCCL considers it dead" if dead == missing else ""
         parts.append(f"{_process(communicator, missing)} does not answer{more}")
     errors = {rank: one.error for rank, one in sorted(communicator.items()) if one.error is not None}
     parts += [f"rank {rank} reports: {error}" for rank, error in errors.items()][:_MOST_GROUPS]

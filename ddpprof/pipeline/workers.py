@@ -214,8 +214,8 @@ def run_on_cluster(
         raise
     except Exception as error:
         raise DdpprofError(
-            f"lost the connection to the Dask scheduler at {address} ({type(error).__name__}). Results read so far "
-            "are kept."
+            f"lost the connection to the Dask scheduler at {address} ({type(error).__name__}). The results of "
+            "ranks that were already read are kept."
         ) from error
     finally:
         client.close(timeout=_CLOSE_S)
@@ -304,7 +304,7 @@ def _keep(
         except (DdpprofError, CancelledError):  # the client cancels all its requests when it loses the scheduler
             raise
         except KilledWorker:
-            failed[index] = "the workers that read this rank were killed repeatedly, possibly for lack of memory"
+            failed[index] = "workers that read this rank were killed repeatedly, possibly by the out-of-memory killer"
         except Exception as error:
             if client.status != "running":
                 raise
@@ -326,8 +326,8 @@ def _as_they_come(client: Client, leaves: Iterable[Leaf[bytes]]) -> Iterator[Lea
             with_workers = time.monotonic()
         elif time.monotonic() > with_workers + _WORKERS_COME_S:
             raise DdpprofError(
-                f"all workers of the Dask scheduler have been disconnected for {_WORKERS_COME_S} s. Results read so "
-                "far are kept."
+                f"all workers of the Dask scheduler have been disconnected for {_WORKERS_COME_S} s. The "
+                "results of ranks that were already read are kept."
             )
         if not done:
             time.sleep(_LOOK_EVERY_S)

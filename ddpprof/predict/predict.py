@@ -54,7 +54,7 @@ def doubts_about(network: Network, link: Link, setting: Setting, training: Train
     slower, faster = _with_rates(link, 1 + error), _with_rates(link, 1 / (1 + error))
     if training.on_cpu and (link.taken == NOTHING or network.guesses_taken):
         faster = replace(faster, taken=NOTHING)
-        reasons.append("it is unknown how much CPU time communication takes; ddpprof netbench measures it")
+        reasons.append("the CPU time of communication is unknown; ddpprof netbench measures it")
         alone = replace(slower.alone, constant_ns=slower.alone.constant_ns + _MOST_LATENCY_NS)
         most_taken = max(_MOST_TAKEN, (1 + _TAKEN_ERROR) * link.taken.ns_per_byte)
         slower = replace(slower, alone=alone, taken=Cost(0.0, most_taken))
@@ -88,7 +88,7 @@ def _rate_error(network: Network, link: Link, setting: Setting, training: Traini
         )
     if setting.world_size is not None and setting.world_size != network.world_size:
         error += _RATE_ERROR_PER_DOUBLING * abs(log2(setting.world_size / network.world_size))
-        reasons.append(f"{setting.world_size} ranks, but the network was measured with {network.world_size}")
+        reasons.append(f"the network was measured with {network.world_size} ranks, not with {setting.world_size}")
         if not network.is_benched and setting.latency_ns is None:
             reasons.append(
                 "a run does not show how latency grows with the number of ranks: specify --latency or --network"

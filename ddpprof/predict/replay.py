@@ -323,9 +323,7 @@ def joint(trainings: Sequence[Training]) -> Training:
     firsts = list(accumulate((len(one.gradients) for one in trainings), initial=0))
     common = {replace(one, gradients=(), buckets=(), modules=(), caps=Caps()) for one in trainings}
     if len(common) > 1:
-        raise DdpprofError(
-            "a backward pass goes through DDP modules with different settings, which cannot be replayed."
-        )
+        raise DdpprofError("a backward pass that goes through DDP modules with different settings cannot be replayed.")
     return replace(
         trainings[0],
         gradients=tuple(gradient for one in trainings for gradient in one.gradients),

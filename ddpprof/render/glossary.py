@@ -64,7 +64,7 @@ TERMS = (
     ),
     Term(
         "communication",
-        "Kernels of NCCL, RCCL, oneCCL or HCCL; on CPU, gloo's collectives. Concurrent communication counts once.",
+        "Kernels of NCCL, RCCL, oneCCL or HCCL; on CPU, gloo's collectives. Time in which several run counts once.",
         field="ranks[].steps[].comm_ns",
         aliases=("comm", "collective"),
     ),
@@ -167,7 +167,7 @@ TERMS = (
     Term(
         "algbw",
         "Algorithm bandwidth: message size divided by transfer time, in GB/s (10⁹ bytes). If a rank runs k "
-        "collectives at the same time, each counts 1/k of that time.",
+        "collectives at the same time, each is assigned 1/k of that time.",
         formula="bytes / transfer",
         field="across.collectives[].algbw_bytes_per_s",
         aliases=("algorithm bandwidth",),
@@ -259,16 +259,16 @@ TERMS = (
     Term(
         "gain",
         "The time per step that a change could save. If the recorded steps can be replayed with only that change, as "
-        "by ddpprof whatif, the gain is predicted, with a 95 % interval. If they cannot, it is an upper bound (up to). "
-        "If no gain is given, this run does not show how large it is. Gains do not add up, because two findings may "
-        "explain the same milliseconds.",
+        "by ddpprof whatif, the gain is predicted, with a 95 % interval. Otherwise, the gain is an upper bound ('up "
+        "to'). If no gain is given, this run does not show how large it is. Gains do not add up, because two findings "
+        "may explain the same milliseconds.",
         field="findings[].gain_ns",
         aliases=("finding", "findings", "measured", "not measured", "gain not measured"),
     ),
     Term(
         "replay",
         "A simulation of the recorded steps, gradient by gradient and bucket by bucket, with other settings. All "
-        "predictions are from replays. ddpprof whatif also replays the run's own settings, and reports the error.",
+        "predictions are from replays. ddpprof whatif also replays the run with its own settings, to show the error.",
         field="findings[].predicted",
         aliases=("predicted", "prediction", "predicted gain", "whatif"),
     ),
@@ -299,7 +299,7 @@ TERMS = (
     Term(
         "capture",
         "Steps of a running job that are profiled on all ranks when you call ddpprof capture. Each capture is a run of "
-        "its own, in the directory capture-1, capture-2 and so on of the job's run.",
+        "its own, in a subdirectory of the job's run: capture-1, capture-2 and so on.",
     ),
     Term(
         "outside DDP",
@@ -327,10 +327,10 @@ TERMS = (
     Term(
         "verdict of ddpprof try",
         "Result of running the job with and without a change. Confirmed: the step became shorter beyond noise, and the "
-        "predicted interval is reached. Smaller than promised: shorter, but by less than predicted. No difference: any "
-        "gain is below half of the prediction or 1 % of the step. Slower: the step became longer beyond noise. Cannot "
-        "tell: more rounds are needed. Changes the losses: a change that should keep the losses did not. Failed: a "
-        "trial with the change ended with an error or did not end.",
+        "gain reaches the predicted interval. Smaller than promised: shorter, but by less than predicted. No "
+        "difference: any gain is below half of the prediction or 1 % of the step. Slower: the step became longer "
+        "beyond noise. Cannot tell: more rounds are needed. Changes the losses: a change that should keep the losses "
+        "did not. Failed: a trial with the change ended with an error or did not end.",
         field="findings[].measured.outcome",
         aliases=(
             "confirmed",

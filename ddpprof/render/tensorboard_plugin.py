@@ -156,8 +156,8 @@ def _missing(ranks: Sequence[_ShownRank], lines: NDArray[np.int64], starts: NDAr
     left_out = max(int(one.counts.sum()) - len(lines) for one in ranks)
     if left_out:
         yield (
-            f"up to {left_out} collectives per rank are not counted: the Distributed view pairs only collectives of "
-            f"all loaded ranks{'' if len(lines) else ', and there are none'}"
+            f"up to {left_out} collectives per rank are not counted: the Distributed view shows only collectives that "
+            f"all loaded ranks called{'' if len(lines) else ', and there are none'}"
         )
     if len(ranks) == 1:
         yield "only one rank was read: the Distributed view counts all its communication as transfer, none as waiting"

@@ -109,7 +109,7 @@ def _profile_run(run: KnownRun, benches: Benches) -> Profiled:
 
 def _of_traces(run: KnownRun, benches: Benches) -> Profiled:
     if len(run.modules) > 1:
-        raise DdpprofError("a step with several DDP modules can only be replayed if it was recorded on CPU.")
+        raise DdpprofError("a step with several DDP modules can be replayed only if it was recorded on CPU.")
     steps = observe_passes(run.passes)
     sizes = [] if not steps else usual_sizes(usual_passes(run.passes))
     known = [size for size in sizes if size is not None]
@@ -196,8 +196,8 @@ def _of_record(run: KnownRun, benches: Benches) -> Profiled:
         )
     if len(steps) < LEAST_STEPS or not kinds:
         raise DdpprofError(
-            f"{len(steps)} steps show when gradients were ready, but a prediction needs {LEAST_STEPS}: steps of "
-            "light recording, with a forward pass for each synchronized backward pass. Record again with: "
+            f"{len(steps)} steps show when gradients were ready, but a prediction needs {LEAST_STEPS} "
+            "lightly recorded steps with a forward pass for each synchronized backward pass. Record again with: "
             f"{report.job.trace_command()}, and train for more steps."
         )
     for kind in kinds:

@@ -274,7 +274,7 @@ def collective_table(rows: Sequence[CollectiveSummary]) -> Iterable[Section]:
     )
     alone = max(row.num_ranks_read for row in rows) == 1
     said = notes(
-        "not matched between ranks: transfer includes waiting for other ranks, so no bandwidth is shown"
+        "calls could not be matched between ranks, so transfer includes waiting, and no bandwidth is shown"
         if alone
         else "transfer: shortest duration over the ranks; waiting: longest minus shortest duration (medians)",
         "calls and MB: for one rank, over all profiled steps",

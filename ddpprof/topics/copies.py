@@ -68,7 +68,7 @@ def exposed_copies(ranks: Sequence[RankCopies], view: View) -> Iterator[Finding]
     is_pageable = 2 * least.pageable_ns > least.exposed_ns
     yield Finding(
         "exposed-copies",
-        f"Copying data to the accelerator takes {in_ms(least.exposed_ns)} per step in which nothing is computed",
+        f"Copying data to the accelerator takes {in_ms(least.exposed_ns)} per step, during which nothing is computed",
         f"{least.num_copies:g} copies per step"
         + (f", {in_ms(least.pageable_ns)} from memory that is not pinned" if least.pageable_ns else "")
         + f", measured in {least.num_steps} steps of rank {least.rank}",
@@ -79,9 +79,9 @@ def exposed_copies(ranks: Sequence[RankCopies], view: View) -> Iterator[Finding]
 
 
 _OVERLAP = (
-    "Copy the next batch while the current one is computed: call batch.to(device, non_blocking=True) with pinned "
-    "memory under torch.cuda.stream(…), with another stream, and make the current stream wait for it before the batch "
-    "is used. Copy fewer bytes, for example images as uint8."
+    "Copy the next batch while the current one is processed: pin its memory, call batch.to(device, non_blocking=True) "
+    "on another stream (torch.cuda.stream(…)), and make the current stream wait for that stream before the batch is "
+    "used. Copy fewer bytes, for example images as uint8."
 )
 _PIN = (
     "Pin the batches with DataLoader(…, pin_memory=True), and copy them with batch.to(device, non_blocking=True). A "

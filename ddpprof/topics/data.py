@@ -282,8 +282,8 @@ def _gain_ns(data_ns: int, step_ns: int, loader: Loader | None, change: Change |
 
 
 _MORE_OR_CHEAPER = (
-    "Load batches in DataLoader workers, or in more of them (num_workers), if the host has free cores. Otherwise, make "
-    "loading cheaper: use fewer transforms, or store preprocessed data."
+    "Load batches in DataLoader workers, or use more workers (num_workers), if the host has free cores. Otherwise, "
+    "make loading cheaper: use fewer transforms, or store preprocessed data."
 )
 _CHEAPER = "Make loading cheaper: use fewer transforms, or store preprocessed data."
 

@@ -74,8 +74,8 @@ _DO = {
     "number of batches on each. DDP's forward broadcasts buffers, such as BatchNorm's statistics, even in "
     "evaluation mode.",
     Fault.OWN_CODE: "Check that line: the other ranks wait until that rank continues.",
-    Fault.LOCK: "Find out which thread or process holds the lock or should fill the queue. It must not depend on "
-    "other ranks.",
+    Fault.LOCK: "Find out which thread or process holds the lock or should fill the queue. That thread or "
+    "process must not depend on other ranks.",
     Fault.LOADER: "Check the DataLoader workers of that rank (`py-spy dump --pid PID`) and the storage that they read "
     "from. DataLoader(timeout=…) turns a stuck worker into an error.",
     Fault.STORAGE: "Check the file system that the rank uses. If only one rank saves, the other ranks wait for it.",
@@ -121,8 +121,8 @@ _DO_BY_HINT = {
     Hint.DIFFERENT_ROOTS: """
         Pass the same dst or src, and the same group, on every rank: look for an argument that depends on the rank.""",
     Hint.WITHIN_BACKWARD: """
-        The rank waits within the same backward pass. If DDP has a comm hook, check that the hook always completes its
-        future. Check for parameters that get no gradient on that rank.""",
+        The rank waits in the same backward pass as the other ranks. If DDP has a comm hook, check that the
+        hook always completes its future. Check for parameters that get no gradient on that rank.""",
     Hint.EXTRA_PASS: """
         Every rank must run the same number of backward passes: look for more batches on that rank (use a
         DistributedSampler), and for a second backward() or step that depends on the rank or its batch.""",

@@ -327,7 +327,7 @@ def device_allocations(ranks: Sequence[RankAllocations], view: View) -> Iterator
     line = None if emptied is None else emptied.place.rpartition("/")[2]
     yield Finding(
         "device-allocations",
-        "The accelerator is idle while the host allocates and frees its memory"
+        "The accelerator is idle while the host allocates and frees memory on it"
         + (f", because {line} calls {EMPTY_CACHE}" if line else ""),
         f"{least.num_calls:g} calls such as cudaMalloc and cudaFree per step; the accelerator is idle for "
         f"{in_ms(least.idle_ns)} per step in the gaps in which they run, measured in {least.num_steps} steps of rank "

@@ -163,7 +163,7 @@ def _summary(ratio: float, lost_ns: int, slowdown: OverlapSlowdownReport) -> str
     computation = f"{in_ms(slowdown.covered_ns)} of overlapped computation per step"
     known = f"measured for {percent(slowdown.known_share)} of the {computation}"
     if lost_ns <= 0:
-        return f"Communication does not noticeably slow computation: it takes {ratio:.2f} × as long ({known})"
+        return f"Communication does not noticeably slow computation: it takes {ratio:.2f} × as long as alone ({known})"
     return (
         f"Communication makes concurrent computation take {ratio:.2f} × as long: {in_ms(lost_ns)} lost per step "
         f"({known})"

@@ -113,8 +113,8 @@ def threads_exceed_cores(threads: HostThreads, view: View) -> Iterator[Finding]:
         f"{host.num_threads} threads share {_cores(host.num_cores)}, so threads may wait for a free core",
         f"on host {host.host}, this job has {_cores(host.num_cores)}, and its {host.num_ranks} ranks compute with "
         f"{host.num_threads / host.num_ranks:.3g} threads each{queued if threads.wait else ''}",
-        f"Set OMP_NUM_THREADS={fit} in the environment of every rank, which is the number of cores divided by the "
-        f"number of ranks. If the script calls torch.set_num_threads, which overrides the variable, change the call to "
+        f"Set OMP_NUM_THREADS={fit} (the number of cores divided by the number of ranks) in the environment of every "
+        f"rank. If the script calls torch.set_num_threads, which overrides the variable, change the call to "
         f"torch.set_num_threads({fit}). torchrun sets OMP_NUM_THREADS=1 by default; other launchers do not.",
         None,
         comes_first=threads.wait,

@@ -233,7 +233,7 @@ _CALL_DDP = (
 )
 _WRAP_THEM = (
     "If all ranks should have the same values, make these parameters part of the module that DistributedDataParallel "
-    "wraps, or wrap their own module. If each rank should train its own copy, no change is needed."
+    "wraps, or wrap the module that contains them. If each rank should train its own copy, no change is needed."
 )
 _MOST_NAMES = 4
 

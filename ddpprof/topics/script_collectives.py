@@ -463,8 +463,8 @@ def outside_table(calls: Sequence[OutsideCalls], _report: ReportView) -> Iterabl
                 "exposed ms": lambda one: ms(one.exposed_ns),
             },
             ("collective", "where", "carries"),
-            "from the rank with the least exposed time, because the other ranks also wait for slower ranks; exposed: "
-            "while neither computation nor DDP's communication runs",
+            "numbers of the rank with the least exposed time, because the other ranks also wait for slower ranks; "
+            "exposed: while neither computation nor DDP's communication runs",
         )
 
 

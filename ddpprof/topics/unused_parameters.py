@@ -82,8 +82,8 @@ def unused_parameters(modules: Sequence[DdpModule], view: View) -> Iterator[Find
                 f"every parameter of {module.name} got a gradient in {_passes(module)}; {cost}DDP sends one more "
                 "all-reduce per backward pass, and does not rebuild its buckets in the order in which gradients "
                 "become ready",
-                f"Remove the option: {without_ddp_argument(view.framework, 'find_unused_parameters')}. Keep it only if "
-                "other batches skip parts of the model.",
+                f"Remove the option: {without_ddp_argument(view.framework, 'find_unused_parameters')}. Keep the option "
+                "only if other batches skip parts of the model.",
                 gain_ns,
                 predicted=predicted,
                 cause_ns=_search_and_communication_ns(view),
@@ -150,7 +150,7 @@ def static_graph(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
                 "The set of unused parameters never changes, yet DDP searches for it in every step",
                 f"torch reports a static graph; the search takes {in_ms(view.unused_search_ns)} per step",
                 f"{ddp_argument(view.framework, 'static_graph=True')} instead of find_unused_parameters=True, if the "
-                "graph is the same for the whole training.",
+                "graph stays the same throughout the training.",
                 at_most(view.unused_search_ns, predicted),
                 predicted=predicted,
                 cause_ns=_search_and_communication_ns(view),

@@ -538,7 +538,7 @@ _FEW_PAUSES = 3
 _TITLES = {
     PauseKind.EVALUATION: "Evaluation takes",
     PauseKind.SAVE: "Saving checkpoints takes",
-    PauseKind.EPOCH: "The start of epochs takes",
+    PauseKind.EPOCH: "Starting epochs takes",
 }
 _LESS_OFTEN = {
     PauseKind.EVALUATION: "Evaluate less often, or let every rank evaluate a part of the data, so that no rank waits.",

@@ -135,7 +135,7 @@ def test_what_is_wrong_with_s3_is_said_in_one_line(s3: Run, store: ObjectStore) 
     assert one_line(done).startswith("ddpprof: s3://bucket/runs/convnet: the server cannot be reached (")
     nobody = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_EC2_METADATA_DISABLED": "true"}
     said = one_line(s3("report", "s3://bucket/runs/convnet", **nobody))
-    assert said.startswith("ddpprof: s3://bucket/runs/convnet: there are no credentials (")
+    assert said.startswith("ddpprof: s3://bucket/runs/convnet: no credentials were found (")
     assert "AWS_PROFILE" in said
     done = s3("report", "s3://bucket/runs/convnet", "--format", "json", **nobody, FSSPEC_S3_ANON="true")
     assert done.returncode == 0, done.stderr

@@ -260,7 +260,7 @@ def collective_chart(report: Report) -> Iterable[Chart]:
         durations = [row.transfer_ns / 1e6 for row in timed]
         traces = _by_kind(timed, durations, "ms")
         layout = _over_size(timed, f"duration, ms{of_device(report)}", decade_ticks(durations))
-        note = "not matched between ranks: durations include waiting for other ranks, so the bandwidth is unknown"
+        note = "calls could not be matched between ranks, so durations include waiting, and the bandwidth is unknown"
         yield Chart("Duration by message size", traces, layout, 340, note)
 
 

@@ -84,8 +84,8 @@ def _note(comparison: Comparison) -> str:
     return (
         f"{mean}from {count(num_a, 'run')} of A and {num_b} of B, {steps} in all; B - A is the median of all "
         f"differences between their runs. The {CONFIDENCE:.1%} intervals are based on the variation between runs. "
-        f"They are simultaneous within two groups: the measures of --fail-on, whose intervals are narrower, and all "
-        f"other measures"
+        f"They are simultaneous within each of two groups: the measures of --fail-on, whose intervals are narrower, "
+        f"and all other measures"
     )
 
 

@@ -98,7 +98,10 @@ def _at_best(report: OverheadReport) -> Iterable[Section]:
     said = []
     if report.least_ns is not None and (report.job.world_size or 1) > 1:
         transfer, least = ms(report.transfer_ns), report.least_ns / report.without_ns
-        said.append(f"With DDP, a step takes at least {least:.3f} × as long: its communication takes {transfer} ms.")
+        said.append(
+            f"With DDP, a step takes at least {least:.3f} × as long as without it, because its communication alone "
+            f"takes {transfer} ms."
+        )
     if report.num_samples is not None:
         with_ddp, without = (report.num_samples / ns * 1e9 for ns in (report.with_ns, report.without_ns))
         said.append(f"{with_ddp:.0f} samples/s with DDP, {without:.0f} without.")
@@ -209,9 +212,9 @@ def scaling_sections(report: ScalingReport) -> Iterable[Section]:
             "the number of processes."
         )
     yield Line(
-        "speed-up: work per second relative to one process without DDP; best: the maximum on this link, if computation "
-        "hides as much communication as possible; lost: the step minus the ideal step; slower compute: due to shared "
-        "cores and memory, or smaller batches; slowed by comm: only kernels that ran both with and without "
+        "speed-up: work per second relative to one process without DDP; best: the maximum speed-up on this link, if "
+        "computation hides as much communication as possible; lost: the step minus the ideal step; slower compute: due "
+        "to shared cores and memory, or smaller batches; slowed by comm: only kernels that ran both with and without "
         "communication.",
         is_aside=True,
     )
@@ -428,7 +431,7 @@ def _nothing(report: TuneReport) -> str:
     varied = (
         f"step times on this machine varied by {report.start_ratio:.2g}× between runs of the same setting"
         if report.start_ratio is not None and report.start_ratio > _STEADY
-        else f"{rounds} do not show how much of the difference is chance"
+        else f"{rounds} do not show how much of the difference is due to chance"
         if low is None
         else f"{rounds} are too few for such a small difference"
     )

@@ -380,7 +380,7 @@ def _left_out(report: Report, num_usual: int) -> str:
     pauses = report.whole_run.pauses if report.whole_run is not None else ()
     may_evaluate = any(one.kind in (PauseKind.EVALUATION, PauseKind.SAVE) for one in pauses)
     why = ", mostly because of communication" if not may_evaluate and _are_longer_for_communication(report) else ""
-    return f" These numbers exclude {some}, which took {times} times as long{why}."
+    return f" These numbers exclude {some}, which took {times} times as long as the other steps{why}."
 
 
 def _are_longer_for_communication(report: Report) -> bool:

@@ -81,8 +81,8 @@ def trailing_communication(rows: Rows, view: View) -> Iterator[Finding]:
         evidence = (
             f"{in_ms(view.trailing_ns)} of gradient communication per step runs after the last op of "
             f"{_backward(passes)} on every rank; {_all(buckets)} {in_ms(comm)} to transfer, and "
-            f"{'only ' if comm > window else ''}{in_ms(window)} of the backward pass remains after the first gradient "
-            "to hide the transfer"
+            f"after the first gradient, {'only ' if comm > window else ''}{in_ms(window)} of the backward pass "
+            "remains to hide the transfer"
         )
         if (comm > 2 * window) if len(buckets) == 1 else (comm - passes * transfers[-1] > window):
             if _total_bytes(buckets) < len(buckets) * MIB:
@@ -185,7 +185,7 @@ def _fewer_bytes(view: View, module: DdpModule) -> tuple[str, Predicted | None]:
     """Return advice on sending fewer bytes, and its predicted gain, if known."""
     halving = _halving(view, module)
     if view.num_micro_steps > 1:
-        accumulate = f"accumulate more than the current {view.num_micro_steps} batches per step"
+        accumulate = f"accumulate gradients over more than the current {view.num_micro_steps} batches per step"
     else:
         accumulate = accumulation(view.framework, bool(module.settings.get("static_graph")))
     if halving is None:
@@ -294,7 +294,7 @@ def first_bucket_late(rows: Rows, view: View) -> Iterator[Finding]:
         if waits > 0.25 * (max(ends) - first.first_ready_ns) and view.worth(gain, new.predicted):
             yield Finding(
                 "first-bucket-late",
-                f"The first all-reduce starts {in_ms(waits)} after the first gradient",
+                f"The first all-reduce starts {in_ms(waits)} after the first gradient is ready",
                 f"bucket 0 collects {size(bytes_of(first))} from {first.num_parameters} parameters before it is sent; "
                 "the link is idle until then",
                 f"Cap the first bucket: {_CAPS_FIRST if new.is_default else call_for(view.framework, new)}.",
@@ -407,8 +407,8 @@ def _reorder(module: DdpModule, parameter: str) -> str:
         )
     return (
         f"Define {parameter} earlier in the model, in the order in which forward uses the layers: with "
-        "find_unused_parameters=True, DDP fills its buckets in reverse order of definition. Without it, or with "
-        "static_graph=True, DDP uses the order in which gradients become ready."
+        "find_unused_parameters=True, DDP fills its buckets in reverse order of definition. Without "
+        "find_unused_parameters=True, or with static_graph=True, DDP uses the order in which gradients become ready."
     )
 
 

@@ -16,9 +16,9 @@ _WHAT_THE_COLUMNS_MEAN = (
     "ready: when all gradients of the bucket are computed; late: the rank that launches the bucket last in most "
     "steps, and its delay relative to the first rank"
 )
-_NOT_OF_DDP = "identified in the trace by order and size; buckets sent after the backward pass are not included"
+_NOT_OF_DDP = "buckets were identified by order and size; buckets sent after the backward pass are not included"
 _FROM_A_TRACE_ALONE = (
-    "identified in the trace by order and size; to see the parameters of each bucket and when it was ready, record the "
+    "buckets were identified by order and size; to see the parameters of each bucket and when it was ready, record the "
     "job with: ddpprof trace train.py"
 )
 _UNTOLD = (

@@ -312,7 +312,7 @@ class RankWaiting:
     waiting_per_step_ns: Annotated[int | None, Number("time spent waiting for other ranks per step, median")]
     """median over steps, with the waiting time of concurrent collectives counted once; ``None`` without steps"""
     total_waiting_ns: int
-    exposed_waiting_ns: Annotated[int | None, Number("mean waiting time per step without computation")] = None
+    exposed_waiting_ns: Annotated[int | None, Number("mean waiting time per step with no computation running")] = None
 
 
 def measure_arrivals(

@@ -237,7 +237,7 @@ class RecordingCost:
     profiled_ns: Annotated[int | None, Number("median step time under the profiler")]
     light_ratio: Annotated[
         float | None,
-        Number("duration of a light step divided by the duration of the adjacent unrecorded step, median over pairs"),
+        Number("duration of a lightly recorded step divided by that of the adjacent unrecorded step (median)"),
     ]
     num_pairs: int
     spread: float | None

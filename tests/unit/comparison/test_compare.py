@@ -213,7 +213,7 @@ def test_slower_kernels_stand_by_the_time_that_they_cost() -> None:
         ("copy", 320 * US), ("gemm", 200 * US), ("faster", -40 * US),
     ]  # fmt: skip
     assert unmatched == (
-        "kernels in only one of the runs, by name, launch shape and input shapes: "
+        "kernels (name, launch shape and input shapes) found in only one of the runs: "
         "1 only in A (0.02 ms per step; longest: gone, 0.02 ms), 1 only in B (0.03 ms per step; longest: new, 0.03 ms)"
     )
 
@@ -270,7 +270,7 @@ SINGLE = compare_runs(with_idle(1000, 1010, 990, 1005), with_idle(6000, 6010, 59
             compare_runs(light_report(), light_report()),
             "exposed>1ms",
             GateResult.FAILED,
-            "exposed was not measured in both",
+            "exposed is missing from A or B",
             id="absent",
         ),
     ],

@@ -309,8 +309,8 @@ def broken() -> None:
     ("load", "says"),
     [
         pytest.param(broken, r"mine of p cannot be imported \(no module named x\)\. Uninstall", id="no-import"),
-        pytest.param(lambda: Topic("mine", {}, ()), "mine of p lacks of_rank, of_ranks", id="no-measure"),
-        pytest.param(lambda: "a topic", "mine of p lacks", id="something-else"),
+        pytest.param(lambda: Topic("mine", {}, ()), "mine of p does not define of_rank, of_ranks", id="no-measure"),
+        pytest.param(lambda: "a topic", "mine of p does not define", id="something-else"),
     ],
 )
 def test_one_that_cannot_be_used_is_named_with_its_package(load: Any, says: str, installed: Any) -> None:

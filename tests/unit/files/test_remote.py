@@ -196,7 +196,7 @@ class HttpResponseError(Exception):
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (ValueError("Must provide either a connection_string or account_name with credentials!!"), "there are no cred"),
+        (ValueError("Must provide either a connection_string or account_name with credentials!!"), "no credentials"),
         (HttpResponseError(403, "No\nRequestId:1\nContent: <?xml"), "permission denied (403 No): "),
         (HttpResponseError(404, "No.\nContent: <?xml"), "there is no such file, folder or bucket"),
         (
@@ -205,7 +205,7 @@ class HttpResponseError(Exception):
         ),
         (unknown_to_the_hub(), "there is no such repository, or it is private: "),
         (ConnectError("[Errno 111] Connection refused"), "the server cannot be reached ([Errno 111] Connection"),
-        (NoCredentialsError("Unable to locate credentials"), "there are no credentials (Unable to locate credentials)"),
+        (NoCredentialsError("Unable to locate credentials"), "no credentials were found (Unable to locate"),
         (PermissionError("Access Denied"), "permission denied (Access Denied)"),
         (ConnectionRefusedError(111, "Connection refused"), "the server cannot be reached (Connection refused)"),
         (ClientPayloadError("not enough data"), "the connection was lost (not enough data)"),

@@ -162,7 +162,7 @@ def test_a_gain_is_what_the_step_becomes_shorter_by() -> None:
     ("setting", "why"),
     [
         pytest.param({"buckets": BucketCaps(list_mb=(0.25, 2))}, None, id="half-as-large-is-near-enough"),
-        pytest.param({"world_size": 64}, "64 ranks, but the network was measured with 2", id="ranks"),
+        pytest.param({"world_size": 64}, "the network was measured with 2 ranks, not with 64", id="ranks"),
         pytest.param({"bytes_per_s": 0.1e9}, "the bandwidth was specified, not measured", id="bandwidth"),
         pytest.param({"batch_scale": 4}, "computation time is assumed to grow with the batch size", id="batch"),
         pytest.param({"compression": Compression.FP16}, "the hook's computation time is ignored", id="hook"),
@@ -204,7 +204,7 @@ def test_as_many_ranks_train_as_in_the_run_whatever_the_network_was_measured_amo
     of_eight = network(Link(Cost(0.0, 1.75)), world_size=8)
     prediction = predict(profile(), Setting(), of_eight)
     assert prediction.step_ns / UNIT == pytest.approx(20)
-    assert prediction.widened == ("2 ranks, but the network was measured with 8",)
+    assert prediction.widened == ("the network was measured with 8 ranks, not with 2",)
 
 
 def test_one_rank_on_a_cpu_leaves_nothing_to_doubt() -> None:

@@ -170,7 +170,7 @@ def test_on_cpu_it_is_said_where_nobody_knows_what_sending_takes() -> None:
     benched = replace(on_cpu, network=network(Link(Cost(0.0, 1.0), taken=Cost(0.0, 0.1))))
     assert "--baseline-steps 5 measures it" in answer(made=benched).assumes[-1]
     assert answer(made=replace(benched, knows_alone=True)).assumes == answer().assumes
-    assert any("it is unknown how much CPU time" in text for text in answer(made=on_cpu).outcomes[0].prediction.widened)
+    assert any("the CPU time of communication" in text for text in answer(made=on_cpu).outcomes[0].prediction.widened)
 
 
 def test_accumulation_does_not_say_which_passes_of_a_gan_to_repeat() -> None:

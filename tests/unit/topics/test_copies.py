@@ -76,7 +76,7 @@ def test_without_copies_to_the_accelerator_nothing_is_measured(made: Rank) -> No
 def test_the_finding_is_about_the_rank_that_copies_least(pageable_ns: int, advice: str) -> None:
     ranks = [RankCopies(0, 5, 2, 9 * MS, 9 * MS), RankCopies(1, 5, 2, 4 * MS, pageable_ns)]
     (found,) = exposed_copies(ranks, View(2, step_ns=100 * MS))
-    assert found.title == "Copying data to the accelerator takes 4.00 ms per step in which nothing is computed"
+    assert found.title == "Copying data to the accelerator takes 4.00 ms per step, during which nothing is computed"
     assert found.advice.startswith(advice)
     assert (found.gain_ns, "3.00 ms from memory that is not pinned" in found.evidence) == (4 * MS, pageable_ns > 0)
     assert list(exposed_copies(ranks, View(2, step_ns=201 * MS))) == [], "less than 2 %"

@@ -290,7 +290,7 @@ def test_workers_are_advised_for_the_loader_that_training_waits_for() -> None:
 def test_of_an_unknown_loader_no_number_of_workers_is_said() -> None:
     finding = only(observed(data_ns=9 * MS, loaders={0: (loader(num_fed=0),)}))
     assert "num_workers=" not in finding.evidence + finding.advice
-    assert finding.advice.startswith("Load batches in DataLoader workers, or in more of them (num_workers)")
+    assert finding.advice.startswith("Load batches in DataLoader workers, or use more workers (num_workers)")
 
 
 @pytest.mark.parametrize(

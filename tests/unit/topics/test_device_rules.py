@@ -58,7 +58,7 @@ def test_threads_that_wait_for_cores_come_before_all_gains() -> None:
         "on host b, this job has 8 cores, and its 4 ranks compute with 8 threads each; on average, 1.3 of a rank's "
         "threads were runnable but not running"
     )
-    assert first.advice.startswith("Set OMP_NUM_THREADS=2 in the environment of every rank, which is the number of")
+    assert first.advice.startswith("Set OMP_NUM_THREADS=2 (the number of cores divided by the number of ranks) in")
     assert "change the call to torch.set_num_threads(2)." in first.advice
     assert find_all(observed(hosts=hosts, device="cuda")) == ()
 
@@ -200,7 +200,7 @@ def test_lines_that_empty_the_cache_are_no_reads() -> None:
             "Remove",
             id="line-known",
         ),
-        pytest.param(READS, " and frees its memory", "Remove torch.cuda.empty_cache() if", id="memory-is-full"),
+        pytest.param(READS, " and frees memory on it", "Remove torch.cuda.empty_cache() if", id="memory-is-full"),
     ],
 )
 def test_device_allocations(reads: tuple[HostRead, ...], title: str, advice: str) -> None:

@@ -32,8 +32,8 @@ from ddpprof.topics.overlap_slowdown import slowdown_section
         ),
         pytest.param(
             {"ratio": 0.97, "lost_ns": -50_000, "known_share": 0.4},
-            "Communication does not noticeably slow computation: it takes 0.97 × as long (measured for 40% of the "
-            "30.0 ms of overlapped computation per step).",
+            "Communication does not noticeably slow computation: it takes 0.97 × as long as alone (measured for 40% of "
+            "the 30.0 ms of overlapped computation per step).",
             id="faster",
         ),
         pytest.param({"lost_ns": 10_000}, "take 1.12 × as long: 0.01 ms lost per step", id="next-to-nothing-is-lost"),

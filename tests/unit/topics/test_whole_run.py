@@ -399,9 +399,9 @@ LOADERS = {
     [
         (PauseKind.EVALUATION, "none", "Evaluation takes 30% of the run", "Evaluate less often"),
         (PauseKind.SAVE, "none", "Saving checkpoints takes 30% of the run", "Save less often"),
-        (PauseKind.EPOCH, "restarted", "The start of epochs takes 30% of the run", "num_workers=3, persistent_workers"),
-        (PauseKind.EPOCH, "kept", "The start of epochs takes 30% of the run", "Use fewer and longer epochs"),
-        (PauseKind.EPOCH, "none", "The start of epochs takes 30% of the run", "Use fewer and longer epochs"),
+        (PauseKind.EPOCH, "restarted", "Starting epochs takes 30% of the run", "num_workers=3, persistent_workers"),
+        (PauseKind.EPOCH, "kept", "Starting epochs takes 30% of the run", "Use fewer and longer epochs"),
+        (PauseKind.EPOCH, "none", "Starting epochs takes 30% of the run", "Use fewer and longer epochs"),
     ],
 )
 def test_pauses_that_take_much_of_the_run_are_a_finding(kind: PauseKind, loaders: str, title: str, advice: str) -> None:

@@ -42,7 +42,10 @@ def test_a_step_with_other_collectives_on_one_rank_counts_nowhere() -> None:
     made = views([collective(100, 300), collective(1100, 1300, step=1)], [collective(100, 300)], steps=steps)
     assert shown(made) == [("gloo:all_reduce", 100, 300)]
     assert made.missing == (
-        "up to 1 collectives per rank are not counted: the Distributed view pairs only collectives of all loaded ranks",
+        (
+            "up to 1 collectives per rank are not counted: the Distributed view shows only collectives that "
+            "all loaded ranks called"
+        ),
     )
 
 

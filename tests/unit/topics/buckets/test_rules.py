@@ -131,7 +131,7 @@ def test_a_large_bucket_is_no_excuse_for_a_slow_link() -> None:
     found = find_all(observed(of_mib([1] * 7, [1]), slow, trailing_ns=134 * MS, exposed_ns=134 * MS))
     (link,) = [finding for finding in found if finding.rule == "trailing-communication"]
     assert link.title.startswith("The link is the bottleneck")
-    assert "take 144 ms to transfer, and only 70.0 ms of the" in link.evidence
+    assert "take 144 ms to transfer, and after the first gradient, only 70.0 ms" in link.evidence
 
 
 def test_of_sparse_gradients_nobody_knows_how_many_bytes_are_sent() -> None:
@@ -268,7 +268,7 @@ def test_the_advice_on_a_late_parameter_depends_on_how_ddp_orders_buckets() -> N
 def test_a_job_that_accumulates_is_not_told_to_accumulate() -> None:
     slow = [{"ready_ns": t * MS, "transfer_ns": 30 * MS} for t in (10, 20, 30)]
     finding = only(observed(of_mib([30], [30], [30]), slow, trailing_ns=60 * MS, exposed_ns=60 * MS, num_micro_steps=4))
-    assert "accumulate more than the current 4 batches per step" in finding.advice
+    assert "accumulate gradients over more than the current 4 batches per step" in finding.advice
 
 
 @pytest.mark.parametrize(

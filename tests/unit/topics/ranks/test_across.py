@@ -38,4 +38,4 @@ def test_of_one_rank_there_is_no_bandwidth_and_it_says_why() -> None:
     ]
     (table,) = collective_table(alone)
     assert isinstance(table, Table)
-    assert "not matched between ranks: transfer includes waiting for other ranks, so no bandwidth is" in table.note
+    assert "calls could not be matched between ranks, so transfer includes waiting, and no bandwidth is" in table.note
