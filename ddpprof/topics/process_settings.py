@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ddpprof.engine.finding import Change, ChangeKind, Finding, environment_change, only_known
 from ddpprof.engine.topic import Topic, View
+from ddpprof.layout import count
 from ddpprof.model import Record
 from ddpprof.model.whole_run import RankWholeRun
 
@@ -140,12 +141,13 @@ def cores_without_threads(threads: HostThreads, view: View) -> Iterator[Finding]
     if 2 * (view.exposed_ns or 0) >= (view.step_ns or 0):
         return
     host = min(threads.hosts, key=lambda one: one.cores_per_rank)
-    fit = host.threads_that_fit
+    fit, threads_per_rank = host.threads_that_fit, host.num_threads / host.num_ranks
     yield Finding(
         "cores-without-threads",
-        f"The ranks compute with {host.num_threads / host.num_ranks:.3g} of {host.cores_per_rank:.3g} cores each",
-        f"on host {host.host}, this job may use {_cores(host.num_cores)}, and its {host.num_ranks} ranks compute with "
-        f"{host.num_threads} threads together. torchrun sets OMP_NUM_THREADS=1 unless the variable is set",
+        f"Each rank computes with {threads_per_rank:.3g} thread{'' if threads_per_rank == 1 else 's'}, although it "
+        f"could use {fit} cores",
+        f"on host {host.host}, this job may use {_cores(host.num_cores)} for {count(host.num_ranks, 'rank')}; for "
+        "several ranks, torchrun sets OMP_NUM_THREADS=1 unless the variable is set",
         f"If no other program needs these cores, set OMP_NUM_THREADS={fit} in the environment of every rank, minus "
         "the number of its DataLoader workers. If the script calls torch.set_num_threads, which overrides the "
         "variable, change this call. Sums in a different order may change results by rounding.",

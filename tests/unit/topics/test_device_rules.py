@@ -1,6 +1,7 @@
 """Rules about the device."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from observations import MS, observed, slowdown
@@ -89,6 +90,32 @@ def test_ranks_that_are_bound_to_one_core() -> None:
 )
 def test_ranks_that_have_what_there_is(host: HostCores) -> None:
     assert find_all(observed(hosts=(host,), device="cpu")) == ()
+
+
+def test_cores_that_no_thread_of_the_ranks_uses() -> None:
+    hosts = (HostCores("a", 1, 1, 64.0), HostCores("b", 1, 1, 16.0))
+    gain, last = find_all(observed(hosts=hosts, device="cpu", data_ns=50 * MS))
+    assert (gain.rule, last.rule, last.gain_ns) == ("idle-for-data", "cores-without-threads", None)
+    assert last.title == "Each rank computes with 1 thread, although it could use 16 cores"
+    assert last.evidence.startswith("on host b, this job may use 16 cores for 1 rank; for several ranks, torchrun sets")
+    assert last.change is not None
+    assert last.change.values == {"OMP_NUM_THREADS": "16"}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "given"),
+    [
+        pytest.param((HostCores("a", 2, 4, 7.0),), {}, id="not-twice-as-many-for-each"),
+        pytest.param((HostCores("a", 2, 2, 8.0),), {"device": "cuda"}, id="trains-on-gpus"),
+        pytest.param((HostCores("a", 1, 1, 8.0),), {}, id="other-ranks-of-the-host-are-unknown"),
+        pytest.param((HostCores("a", 1, 1, 8.0), HostCores("b", 1, 1, 1.0)), {}, id="another-host-has-none-to-spare"),
+        pytest.param((HostCores("a", 2, 2, 8.0),), {"queued_threads": 0.6}, id="other-programs-use-them"),
+        pytest.param((HostCores("a", 2, 2, 8.0),), {"exposed_ns": 50 * MS}, id="communication-takes-half-of-the-step"),
+    ],
+)
+def test_cores_that_more_threads_would_not_use(hosts: tuple[HostCores, ...], given: dict[str, Any]) -> None:
+    found = find_all(observed(**{"hosts": hosts, "device": "cpu", **given}))
+    assert "cores-without-threads" not in [one.rule for one in found]
 
 
 def test_a_broken_training_comes_before_threads_that_wait() -> None:
