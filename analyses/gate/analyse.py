@@ -166,12 +166,12 @@ _Row = tuple[str, Callable[[dict[str, Any]], str]]
 
 _OF_LOADS: tuple[_Row, ...] = (
     ("runs: equal, slower", lambda one: f"{one['runs']['same']}, {one['runs']['slower']}"),
-    ("pairs of equal runs", lambda one: str(one["pairs"])),
+    ("pairs of runs of unchanged code", lambda one: str(one["pairs"])),
     ("called different by the noise of their steps, as before", lambda one: _share(one, "different_by_steps")),
     ("called different now, by one run of each", lambda one: _share(one, "different_by_runs")),
 )
 _OF_MEASURES: tuple[_Row, ...] = (
-    ("middle half of the equal runs", lambda one: f"{one['spread']:.1%}"),
+    ("middle 50 % of the runs of unchanged code", lambda one: f"{one['spread']:.1%}"),
     ("slowest by fastest equal run", lambda one: f"{one['largest_factor']:.2f}"),
     ("the slower runs", lambda one: f"{one['slower_by']:+.1%}"),
     ("runs of each that would tell 5 %", lambda one: str(one["would_tell"])),

@@ -142,8 +142,8 @@ def uneven_work(steps: JobSteps) -> UnevenWork | None:
 
 _FEW_STEPS = 10
 _TYPICAL = 0.9
-"""only this fraction of the steps is used, namely the least uneven steps. The rest may be uneven for another reason, so
-that the result is conservative
+"""only this fraction of the steps is used: the least uneven ones. The other steps may be uneven for another reason, and
+without them, the result is conservative
 """
 
 

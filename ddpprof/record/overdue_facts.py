@@ -147,7 +147,7 @@ _MOST_CALLS = 150
 _MOST_KINDS = 60
 _MOST_CHARACTERS = 200
 _OF_LOOPS = (StopIteration, GeneratorExit, KeyboardInterrupt, SystemExit)
-"""exceptions that a thread also handles if there is no error"""
+"""exceptions that a thread handles even if there is no error"""
 
 
 def overdue_facts(training_thread: int, since_ns: int, learning_rate: float | None, stack: str) -> OverdueFacts:

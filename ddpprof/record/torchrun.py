@@ -150,7 +150,7 @@ def note_early_end(error: BaseException | None) -> None:
 def append_exit(out: Path, seen: dict[str, Any]) -> None:
     """Append a line to ``exits.jsonl`` if the run or this file exists. Raises ``OSError``.
 
-    If a rank fails before the run is created, the folder contains this file but no run.
+    The file exists without a run if a rank failed before the run was created.
     """
     if rundir.is_run(out) or (out / rundir.EXITS_FILE).exists():
         _write_exit(out, seen)

@@ -186,7 +186,7 @@ def one_graph(found: CompiledGraphs, view: View) -> Iterator[Finding]:
     yield Finding(
         "compiled-graphs",
         "The model is compiled as one graph, so no gradient is ready before its backward pass ends",
-        f"all gradients become ready together, {in_ms(found.groups_ns[0])} after the forward; "
+        f"all gradients become ready together, {in_ms(found.groups_ns[0])} after the end of the forward pass; "
         f"{in_ms(view.exposed_ns or 0)} of communication per step, from all buckets, is exposed",
         f"To overlap communication with computation, {cut}: {change.code}. {_compare(view)}",
         min(view.exposed_ns or 0, found.groups_ns[0]),
@@ -243,7 +243,7 @@ def few_graphs(found: CompiledGraphs, view: View) -> Iterator[Finding]:
         "compiled-graphs",
         f"The compiled model is split into only {len(found.groups_ns)} graphs, so communication starts late",
         f"bucket {largest.index} holds {size(largest.num_bytes or 0)} of {size(total)}, and its gradients become ready "
-        f"together, {in_ms(largest.ready_ns or 0)} after the forward; {in_ms(view.exposed_ns)} of communication per "
+        f"together, {in_ms(largest.ready_ns or 0)} after the end of the forward pass; {in_ms(view.exposed_ns)} of communication per "
         "step is exposed",
         f"Split the model into smaller graphs that end where buckets end: {change.code}. {_compare(view)}",
         gain_ns,

@@ -387,7 +387,7 @@ def _so_far(limit: LinkLimit) -> str:
 
 
 def no_peer_access(limit: LinkLimit, view: View) -> Iterator[Finding]:
-    """Report GPUs of one machine without peer-to-peer access, so that their data passes through the host."""
+    """Report GPUs of one machine that lack peer-to-peer access to each other, so their data passes through the host."""
     if view.backend != "nccl" or not view.worth(view.exposed_ns):
         return
     links = _of_machines(view)

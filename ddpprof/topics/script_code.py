@@ -57,7 +57,7 @@ class CodeLine:
     outside_ns: Annotated[
         int, Number("time of the operators that the line calls outside forward, loss, backward and optimizer")
     ] = 0
-    own_outside_ns: Annotated[int, Number("part of `outside_ns` that is not spent in functions of PyTorch")] = 0
+    own_outside_ns: Annotated[int, Number("part of `outside_ns` that is not spent in PyTorch functions")] = 0
     loss_ns: Annotated[
         int, Number("time of the operators that the line's own code calls between forward and backward")
     ] = 0

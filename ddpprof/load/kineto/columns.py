@@ -130,7 +130,7 @@ class Collected:
     accelerators
     """
     last_ns: int = -(1 << 63)
-    """latest end of any event; ops count only if they have another role"""
+    """latest end of any event; an op is considered only if it also has another role"""
     last_op_ns: int = -(1 << 63)
     """latest end of the ops that have no other role and precede the first device work"""
     window_end: tuple[int, int] | None = None

@@ -369,7 +369,7 @@ def test_wrong_training_is_no_fix_of_its_speed() -> None:
         "same-random-numbers", "Both ranks draw the same random numbers", "", "Seed.", None, is_correctness=True
     )
     assert change_sentence(report(findings=(wrong,))) == (
-        "Correctness: Both ranks draw the same random numbers. No finding about the step time is beyond noise."
+        "Correctness: Both ranks draw the same random numbers. No finding about the step time exceeds the noise."
     )
     broken = replace(wrong, comes_first=True)
     alone = change_sentence(report(findings=(SURE,)))
