@@ -21,7 +21,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from study import COLOURS, publish
 
-_COLUMNS = ("job", "advised, in how many of 10 runs", "the same", "if all advised", "not beyond noise, with the number of runs")
+_COLUMNS = (
+    "job",
+    "advised, in how many of 10 runs",
+    "the same",
+    "if all advised",
+    "not beyond noise, with the number of runs",
+)
 
 Found = Sequence[dict[str, Any]]
 

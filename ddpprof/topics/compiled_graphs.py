@@ -243,8 +243,8 @@ def few_graphs(found: CompiledGraphs, view: View) -> Iterator[Finding]:
         "compiled-graphs",
         f"The compiled model is split into only {len(found.groups_ns)} graphs, so communication starts late",
         f"bucket {largest.index} holds {size(largest.num_bytes or 0)} of {size(total)}, and its gradients become ready "
-        f"together, {in_ms(largest.ready_ns or 0)} after the end of the forward pass; {in_ms(view.exposed_ns)} of communication per "
-        "step is exposed",
+        f"together, {in_ms(largest.ready_ns or 0)} after the end of the forward pass; {in_ms(view.exposed_ns)} of "
+        "communication per step is exposed",
         f"Split the model into smaller graphs that end where buckets end: {change.code}. {_compare(view)}",
         gain_ns,
         cause_ns=view.exposed_ns,

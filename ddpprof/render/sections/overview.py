@@ -107,7 +107,9 @@ def sentence_after(report: Report, finding: Finding) -> str:
     """
     if finding.expected_ns is None:
         has_gains = any(one.expected_ns is not None and not one.is_noise for one in report.findings)
-        no_time = "" if has_gains or not finding.is_correctness else " No finding about the step time exceeds the noise."
+        no_time = (
+            "" if has_gains or not finding.is_correctness else " No finding about the step time exceeds the noise."
+        )
         return f" {_undecided(report)}".rstrip() or no_time
     if finding.measured is not None and finding.is_decided:
         return f" ddpprof try measured {measured_gain(finding.measured)}."
