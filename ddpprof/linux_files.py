@@ -82,6 +82,15 @@ def own_cores() -> tuple[int, ...] | None:
     return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else None
 
 
+def threads_per_core(core: int, root: Path = _ROOT) -> int | None:
+    """Return how many hardware threads, which Linux counts as cores, share the physical core; ``None`` if unknown."""
+    with suppress(OSError, ValueError):
+        siblings = root / f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list"
+        ranges = [part.split("-") for part in siblings.read_text(encoding="utf-8").split(",")]  # such as 0,32 or 0-1
+        return sum(int(one[-1]) - int(one[0]) + 1 for one in ranges)
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class CoreTicks:
     """Time of some cores since the start of the system, in clock ticks."""

@@ -517,6 +517,8 @@ class Record(Struct, frozen=True, kw_only=True):
     """debugging settings that slow down every step: ``detect_anomaly``, or environment variables with their values"""
     links: LinkFacts | None = None
     """links of the machine; ``None`` in records of older versions of ddpprof"""
+    threads_per_core: Int64 | None = None
+    """number of hardware threads per physical core; each of them counts as a core in the other fields"""
 
     def parameters_in_error(self, modules: Sequence[DdpModule]) -> tuple[str, ...]:
         """Return the names of the parameters in DDP's error message; empty if there are several modules."""

@@ -17,7 +17,7 @@ from msgspec import structs
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 
-from ddpprof.linux_files import cpu_quota, own_cores
+from ddpprof.linux_files import cpu_quota, own_cores, threads_per_core
 from ddpprof.model import DETAILED_MODES, DataParallelModule, Forward, RecordedStep, RpcCall, StepMode
 from ddpprof.model.backends import standard_name
 from ddpprof.model.ddp_module import CompileOrder
@@ -206,6 +206,7 @@ class JobEnvironment(Listener):
             "core_list": None if cores is None else ",".join(map(str, cores)),
             "cpu_quota": cpu_quota(),
             "machine_cores": os.cpu_count(),
+            "threads_per_core": threads_per_core(cores[0]) if cores else None,
             "debugging": self._debugging(),
             "num_threads": torch.get_num_threads(),
             "links": self._links,

@@ -17,6 +17,8 @@ from ddpprof.model.whole_run import RankWholeRun
 
 _MANY_QUEUED = 0.5
 """measured times count as distorted if at least this many threads of a rank wait for a core on average"""
+_USUAL_THREADS = 2
+"""number of hardware threads per physical core that is assumed if it was not recorded"""
 _MANY_MORE = 1.5
 """a host has too many threads if it has at least this many per core; with fewer, some of them are probably idle"""
 
@@ -31,6 +33,8 @@ class HostCores:
     """number of cores on which the host's ranks may run, according to their affinity and control group"""
     machine_cores: int | None = None
     """number of cores that the host has; ``None`` if not recorded"""
+    threads_per_core: int = 1
+    """number of hardware threads of a physical core, each of which is counted as a core"""
 
     @property
     def cores_per_rank(self) -> float:
@@ -47,9 +51,13 @@ class HostCores:
         return self.num_threads >= _MANY_MORE * self.num_cores and self.num_threads > self.num_ranks
 
     @property
+    def physical_cores_per_rank(self) -> int:
+        return max(1, int(self.cores_per_rank / self.threads_per_core))
+
+    @property
     def has_spare_cores(self) -> bool:
-        """Whether every rank could use at least twice as many threads as it does."""
-        return self.threads_that_fit >= 2 * self.num_threads / self.num_ranks
+        """Whether every rank could compute on at least twice as many physical cores as it does."""
+        return self.physical_cores_per_rank >= 2 * self.num_threads / self.num_ranks
 
 
 def cores_of_hosts(records: Sequence[Record]) -> tuple[HostCores, ...]:
@@ -62,7 +70,8 @@ def cores_of_hosts(records: Sequence[Record]) -> tuple[HostCores, ...]:
         num_cores = _num_cores(ranks)
         if num_cores:
             num_threads = sum(one.num_threads or 1 for one in ranks)
-            hosts.append(HostCores(host, len(ranks), num_threads, num_cores, ranks[0].machine_cores))
+            per_core = ranks[0].threads_per_core or _USUAL_THREADS
+            hosts.append(HostCores(host, len(ranks), num_threads, num_cores, ranks[0].machine_cores, per_core))
     return tuple(hosts)
 
 
@@ -134,18 +143,18 @@ def _threads_change(number: int) -> Change:
 
 
 def cores_without_threads(threads: HostThreads, view: View) -> Iterator[Finding]:
-    """Report hosts on which the ranks compute with at most half as many threads as there are cores for them."""
+    """Report hosts on which the ranks compute on at most half of their physical cores."""
     has_all = bool(threads.hosts) and sum(one.num_ranks for one in threads.hosts) == view.world_size
     if view.device != "cpu" or not has_all or not all(one.has_spare_cores for one in threads.hosts) or threads.wait:
         return
     if 2 * (view.exposed_ns or 0) >= (view.step_ns or 0):
         return
     host = min(threads.hosts, key=lambda one: one.cores_per_rank)
-    fit, threads_per_rank = host.threads_that_fit, host.num_threads / host.num_ranks
+    fit, threads_per_rank = host.physical_cores_per_rank, host.num_threads / host.num_ranks
     yield Finding(
         "cores-without-threads",
         f"Each rank computes with {threads_per_rank:.3g} thread{'' if threads_per_rank == 1 else 's'}, although it "
-        f"could use {fit} cores",
+        f"could use {fit} physical cores",
         f"on host {host.host}, this job may use {_cores(host.num_cores)} for {count(host.num_ranks, 'rank')}; for "
         "several ranks, torchrun sets OMP_NUM_THREADS=1 unless the variable is set",
         f"If no other program needs these cores, set OMP_NUM_THREADS={fit} in the environment of every rank, minus "

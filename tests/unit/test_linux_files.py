@@ -15,6 +15,7 @@ from ddpprof.linux_files import (
     number_in,
     own_groups,
     stat_of,
+    threads_per_core,
     ticks_of,
 )
 
@@ -89,6 +90,18 @@ def test_cores_that_a_control_group_may_use(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
     assert cpu_quota(tmp_path) == quota
+
+
+@pytest.mark.parametrize(
+    ("siblings", "number"),
+    [("0\n", 1), ("0,32\n", 2), ("0-1\n", 2), ("0-3,8-11\n", 8), ("none\n", None), (None, None)],
+)
+def test_threads_of_a_core(tmp_path: Path, siblings: str | None, number: int | None) -> None:
+    folder = tmp_path / "sys/devices/system/cpu/cpu3/topology"
+    folder.mkdir(parents=True)
+    if siblings is not None:
+        (folder / "thread_siblings_list").write_text(siblings)
+    assert threads_per_core(3, tmp_path) == number
 
 
 @pytest.mark.parametrize(

@@ -93,11 +93,11 @@ def test_ranks_that_have_what_there_is(host: HostCores) -> None:
 
 
 def test_cores_that_no_thread_of_the_ranks_uses() -> None:
-    hosts = (HostCores("a", 1, 1, 64.0), HostCores("b", 1, 1, 16.0))
+    hosts = (HostCores("a", 1, 1, 64.0), HostCores("b", 1, 1, 32.0, threads_per_core=2))
     gain, last = find_all(observed(hosts=hosts, device="cpu", data_ns=50 * MS))
     assert (gain.rule, last.rule, last.gain_ns) == ("idle-for-data", "cores-without-threads", None)
-    assert last.title == "Each rank computes with 1 thread, although it could use 16 cores"
-    assert last.evidence.startswith("on host b, this job may use 16 cores for 1 rank; for several ranks, torchrun sets")
+    assert last.title == "Each rank computes with 1 thread, although it could use 16 physical cores"
+    assert last.evidence.startswith("on host b, this job may use 32 cores for 1 rank; for several ranks, torchrun sets")
     assert last.change is not None
     assert last.change.values == {"OMP_NUM_THREADS": "16"}
 
@@ -106,6 +106,7 @@ def test_cores_that_no_thread_of_the_ranks_uses() -> None:
     ("hosts", "given"),
     [
         pytest.param((HostCores("a", 2, 4, 7.0),), {}, id="not-twice-as-many-for-each"),
+        pytest.param((HostCores("a", 2, 8, 16.0, threads_per_core=2),), {}, id="a-thread-for-each-physical-core"),
         pytest.param((HostCores("a", 2, 2, 8.0),), {"device": "cuda"}, id="trains-on-gpus"),
         pytest.param((HostCores("a", 1, 1, 8.0),), {}, id="other-ranks-of-the-host-are-unknown"),
         pytest.param((HostCores("a", 1, 1, 8.0), HostCores("b", 1, 1, 1.0)), {}, id="another-host-has-none-to-spare"),

@@ -12,9 +12,11 @@ from ddpprof.engine.topic import View
 from ddpprof.model import Record
 from ddpprof.topics.process_settings import DEBUGGING, HostCores, cores_of_hosts, debugging_settings
 
+OF_HOST: dict[str, Any] = {"num_cores": 4, "num_threads": 4, "core_list": "0,1,2,3", "threads_per_core": 1}
+
 
 def rank(number: int, host: str = "a", **facts: Any) -> Record:
-    return replace(record(number), host=host, **{"num_cores": 4, "num_threads": 4, "core_list": "0,1,2,3", **facts})
+    return replace(record(number), host=host, **{**OF_HOST, **facts})
 
 
 @pytest.mark.parametrize(
@@ -38,6 +40,14 @@ def test_threads_and_cores(records: list[Record], num_threads: int, num_cores: f
     (host,) = cores_of_hosts(records)
     assert host == HostCores("a", len(records), num_threads, num_cores)
     assert (host.threads_that_fit, host.is_overcommitted) == (fit, too_many)
+
+
+@pytest.mark.parametrize(
+    ("threads_per_core", "physical"), [(1, 4), (2, 2), (None, 2)], ids=["one", "two", "not-recorded"]
+)
+def test_hardware_threads_share_a_physical_core(threads_per_core: int | None, physical: int) -> None:
+    (host,) = cores_of_hosts([rank(0, num_threads=2, threads_per_core=threads_per_core)])
+    assert (host.physical_cores_per_rank, host.has_spare_cores) == (physical, physical == 4)
 
 
 @pytest.mark.parametrize(
