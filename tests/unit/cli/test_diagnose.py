@@ -13,11 +13,13 @@ from ddpprof import rundir
 from ddpprof.cli import main
 from ddpprof.model.hang import Fault, Verdict
 from ddpprof.model.pulse import Ended
+from ddpprof.monitor import evidence
 from ddpprof.monitor.pulse_files import write_verdict
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(evidence, "_LOOK_AGAIN_S", 0.0)  # no process is there to look at
     (tmp_path / "run.json").write_text("{}")
     return tmp_path
 
