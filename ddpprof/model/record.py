@@ -310,6 +310,8 @@ class UntrainedParameters(Struct, frozen=True):
     num_bytes: Int64
     is_wrapped: bool = True
     """True if the parameters belong to a DDP module, so that DDP reduces their gradients"""
+    has_no_rate: bool = False
+    """True if an optimizer has the parameters, but with a learning rate of 0"""
 
 
 class OptimizerFacts(Struct, frozen=True):

@@ -237,18 +237,25 @@ class Unaveraged(Listener):
         return [one for one in owned if one is not None and _gradient(one) is not None and id(one) not in known]
 
     def _still_untrained(self) -> Iterator[UntrainedParameters]:
-        """Yield the parameters that have not changed since the first check and belong to no optimizer."""
+        """Yield the parameters that have not changed since the first check, and that no optimizer can change."""
         candidates, self._may_be_untrained = self._may_be_untrained, []
         optimizers = _all_of(torch.optim.Optimizer) if candidates else []  # some may not have taken a step
         optimized = {id(one) for one in _trained_by(optimizers)}
+        held = {id(one) for one in _trained_by(optimizers, with_rate=False)}
         for one in candidates:
             now = [parameter for reference in one.parameters if (parameter := reference()) is not None]
-            is_same = len(now) == len(one.names) and [parameter._version for parameter in now] == one.versions
-            is_trained = {*map(id, now)} & optimized or not is_same or self._values_of(some_to_read(now)) != one.values
+            ids = {*map(id, now)}
+            is_same = len(now) == len(one.names) and all(
+                parameter._version == version or id(parameter) in held  # an update by 0 also increases the version
+                for parameter, version in zip(now, one.versions, strict=True)
+            )
+            is_trained = ids & optimized or not is_same or self._values_of(some_to_read(now)) != one.values
             has_new = one.ddp is not None or all(map(ne, one.gradients, map(_gradient, now)))
             if not is_trained and has_new:
                 num_bytes = sum(parameter.nbytes for parameter in now)
-                yield UntrainedParameters(one.module, tuple(one.names), num_bytes, one.ddp is not None)
+                yield UntrainedParameters(
+                    one.module, tuple(one.names), num_bytes, one.ddp is not None, bool(ids) and ids <= held
+                )
 
     def _candidate(
         self, module: str, named: dict[str, torch.Tensor], ddp: DistributedDataParallel | None, step: int
@@ -271,10 +278,19 @@ class Unaveraged(Listener):
         return values_of(parameters)
 
 
-def _trained_by(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.Tensor]:
-    """Return the optimizers' parameters that require gradients, without duplicates."""
-    groups = (group["params"] for one in optimizers for group in one.param_groups)
-    return list({id(one): one for group in groups for one in group if one.requires_grad}.values())
+def _trained_by(optimizers: Sequence[torch.optim.Optimizer], *, with_rate: bool = True) -> list[torch.Tensor]:
+    """Return the optimizers' parameters that require gradients and, by default, have a learning rate other than 0.
+
+    The list has no duplicates. `with_rate`: if False, return the parameters whose learning rate is 0.
+    """
+    groups = (group for one in optimizers for group in one.param_groups if _has_rate(group) == with_rate)
+    return list({id(one): one for group in groups for one in group["params"] if one.requires_grad}.values())
+
+
+def _has_rate(group: dict[str, Any]) -> bool:
+    """Return False if the group's learning rate is 0. A rate in a tensor is not read."""
+    rate = group.get("lr")
+    return not isinstance(rate, int | float) or rate != 0
 
 
 def _named_by_module(parameters: Sequence[torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:

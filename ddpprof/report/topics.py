@@ -61,7 +61,7 @@ from ddpprof.topics.rpc import RPC
 from ddpprof.topics.script_code import SCRIPT_CODE
 from ddpprof.topics.script_collectives import SCRIPT_COLLECTIVES
 from ddpprof.topics.steps.view import STEPS
-from ddpprof.topics.unused_parameters import UNUSED_PARAMETERS
+from ddpprof.topics.unused_parameters import UNTRAINED, UNUSED_PARAMETERS
 from ddpprof.topics.whole_run import WHOLE_RUN
 from ddpprof.topics.wrapper import BUFFER_SYNCS, GRADIENT_COPIES
 
@@ -95,6 +95,7 @@ TOPICS: tuple[Topic[Any, Any], ...] = (
     DEBUGGING,
     HOST_THREADS,
     UNUSED_PARAMETERS,
+    UNTRAINED,
     BUFFER_SYNCS,
     GRADIENT_COPIES,
     DATA_PARALLEL,

@@ -7,6 +7,8 @@ vice versa, for example in a mixture of experts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
 
 from msgspec import structs
 
@@ -23,7 +25,8 @@ from ddpprof.engine.finding import (
 from ddpprof.engine.frameworks import ddp_argument, without_ddp_argument
 from ddpprof.engine.topic import Topic, View
 from ddpprof.layout import count, in_ms
-from ddpprof.model import DdpModule, Parameter
+from ddpprof.model import DdpModule, Parameter, Rank
+from ddpprof.topics.steps.breakdown import split_step
 from ddpprof.words import listed
 
 
@@ -234,44 +237,88 @@ def _sparse_bytes(parameter: Parameter, num_ranks: int) -> float:
     return num_ranks / 2 * (parameter.used_rows or 0) * parameter.num_bytes * (1 + _INDEX_BYTES / row_bytes)
 
 
-def untrained_parameters(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
-    """Report parameters that get gradients but do not belong to any optimizer.
+@dataclass(frozen=True, slots=True)
+class UntrainedTail:
+    """How long autograd computes only gradients of untrained parameters at the end of a backward pass."""
 
-    The gain is an upper bound: the share of these parameters in all bytes, times the duration of the step.
+    ns: int | None
+    """median over backward passes; on an accelerator, of its computation; ``None`` if unknown"""
+
+
+def measure_untrained_tail(rank: Rank, steps: Sequence[int], modules: Sequence[DdpModule]) -> UntrainedTail | None:
+    """Return ``None`` if the rank has no untrained parameters. `steps`: indices of the profiled steps.
+
+    tail = last gradient of the module - last gradient of a trained parameter
     """
-    unused = {name for module in modules for name in module.unused or ()}
-    of_ddp = sum(parameter.num_bytes for module in modules for parameter in module.parameters)
+    record, trace = rank.record, rank.trace
+    if record is None or not record.untrained:
+        return None
+    names = {name for one in record.untrained if one.is_wrapped for name in one.names}
+    tails, shares = [], []
+    for one in (one for step in record.training_steps for one in step.passes if one.module < len(modules)):
+        parameters = modules[one.module].parameters
+        known = {parameter.name: ns for parameter, ns in zip(parameters, one.ready_ns, strict=False) if ns is not None}
+        trained_ns = max((ns for name, ns in known.items() if name not in names), default=None)
+        if trained_ns is not None and len(known) > 1:
+            tails.append(max(known.values()) - trained_ns)
+            shares.append(tails[-1] / max(1, max(known.values()) - one.origin_ns))
+    if not tails or trace is None or trace.device == "cpu":
+        return UntrainedTail(round(median(tails)) if tails else None)
+    backward_ns = [split.breakdown.backward_ns for step in steps if (split := split_step(trace, step)) is not None]
+    return UntrainedTail(round(median(shares) * median(backward_ns)) if backward_ns else None)
+
+
+def untrained_parameters(tails: Sequence[UntrainedTail], view: View) -> Iterator[Finding]:
+    """Report parameters that get gradients but are not trained by any optimizer.
+
+    The gain is an upper bound: the time in which autograd computes only their gradients at the end of the backward
+    pass, and their share in the bytes of all parameters, times the rest of the step.
+    """
+    unused = {name for module in view.modules for name in module.unused or ()}
+    of_ddp = sum(parameter.num_bytes for module in view.modules for parameter in module.parameters)
+    tail_ns = min((one.ns for one in tails if one.ns is not None), default=0)
     for one in next((record.untrained for record in view.records.values() if record.untrained), ()):
         all_bytes = of_ddp if one.is_wrapped else of_ddp + one.num_bytes
-        gain_ns = round((view.step_ns or 0) * min(1.0, one.num_bytes / max(all_bytes, 1)))
+        before_ns = min(tail_ns, view.step_ns or 0) if one.is_wrapped else 0
+        gain_ns = before_ns + round(((view.step_ns or 0) - before_ns) * min(1.0, one.num_bytes / max(all_bytes, 1)))
         if (one.is_wrapped and unused.intersection(one.names)) or not view.worth(gain_ns):
             continue
         is_one = len(one.names) == 1
         they, them, their, are = ("it", "it", "its", "is") if is_one else ("they", "them", "their", "are")
         whose = f"{one.module or 'the script'}{'' if one.is_wrapped else ' outside DDP'}"
+        why = f"{their} learning rate is 0" if one.has_no_rate else f"no optimizer has {them}"
+        tail = f"; the last {in_ms(before_ns)} of the backward pass compute only {their} gradients" if before_ns else ""
         yield Finding(
             "untrained-parameters",
             f"{count(len(one.names), 'parameter')} of {whose} {'gets a gradient' if is_one else 'get gradients'}, but "
-            f"no optimizer has {them}: {listed(one.names, _MOST_NAMED)}",
+            f"{why}: {listed(one.names, _MOST_NAMED)}",
             f"{they} {are} {size(one.num_bytes)} of {size(all_bytes)}; no value changed in the recorded steps"
-            f"{', although DDP reduces the gradients' if one.is_wrapped else ''}",
-            (_FREEZE if one.is_wrapped else _WITHOUT_GRADIENTS).format(they=they, their=their, them=them),
+            f"{', although DDP reduces the gradients' if one.is_wrapped else ''}{tail}",
+            (_FREEZE if one.is_wrapped else _WITHOUT_GRADIENTS).format(they=they, their=their, them=them)
+            + (_GIVE_RATE if one.has_no_rate else _PASS_ON[one.is_wrapped]).format(they=they, their=their, them=them),
             gain_ns,
             may_be_meant=True,
             subject={"module": one.module, "parameter": one.names[0]},
-            numbers=only_known(num_untrained=len(one.names), untrained_bytes=one.num_bytes, parameter_bytes=all_bytes),
-        )
+            numbers=only_known(
+                num_untrained=len(one.names), untrained_bytes=one.num_bytes, parameter_bytes=all_bytes,
+                backward_ns=before_ns or None,
+            ),
+        )  # fmt: skip
 
 
 _FREEZE = (
     "If {they} should not be trained, freeze {them} before wrapping the model (parameter.requires_grad_(False)): "
-    "{their} gradients are then neither computed nor sent. Otherwise, pass {them} to the optimizer."
+    "{their} gradients are then neither computed nor sent."
 )
 _WITHOUT_GRADIENTS = (
     "If {they} should not be trained, as in a teacher or a frozen encoder, run the module under torch.no_grad(), or "
-    "freeze {them} with requires_grad_(False): {their} gradients are then not computed. Otherwise, pass {them} to an "
-    "optimizer, and wrap the module in DDP."
+    "freeze {them} with requires_grad_(False): {their} gradients are then not computed."
 )
+_PASS_ON = (
+    " Otherwise, pass {them} to an optimizer, and wrap the module in DDP.",
+    " Otherwise, pass {them} to the optimizer.",
+)
+_GIVE_RATE = " Otherwise, set a learning rate other than 0 for {their} group."
 
 
 def double_precision(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
@@ -300,6 +347,9 @@ def double_precision(modules: Sequence[DdpModule], view: View) -> Iterator[Findi
 
 UNUSED_PARAMETERS: Topic[None, tuple[DdpModule, ...]] = Topic(
     "unused_parameters",
-    rules=(unused_parameters, untrained_parameters, double_precision, static_graph, dense_embedding_gradients),
+    rules=(unused_parameters, double_precision, static_graph, dense_embedding_gradients),
     of_run=lambda view: view.modules,
+)
+UNTRAINED: Topic[UntrainedTail, tuple[UntrainedTail, ...]] = Topic(
+    "untrained", rules=(untrained_parameters,), of_rank=measure_untrained_tail, rank_type=UntrainedTail, of_ranks=tuple
 )

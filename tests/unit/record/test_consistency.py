@@ -122,6 +122,34 @@ def test_parameters_that_no_optimizer_has(change: str | None, names: tuple[str, 
 
 @pytest.mark.usefixtures("noting_group")
 @pytest.mark.parametrize(
+    ("rates", "later", "names"),
+    [
+        pytest.param((0.0, 1.0), 0.0, ("0.weight", "0.bias"), id="a-part"),
+        pytest.param((0, 1), 0, ("0.weight", "0.bias"), id="integers"),
+        pytest.param((0.0, 1.0), 0.5, (), id="which-warms-up"),
+        pytest.param((0.0, 0.0), 0.0, (), id="everything"),
+        pytest.param((1.0, 1.0), 1.0, (), id="nothing"),
+    ],
+)
+def test_parameters_whose_learning_rate_is_0(rates: tuple[float, float], later: float, names: tuple[str, ...]) -> None:
+    ddp = DDP(nn.Sequential(ones(2, 1), ones(1, 1)))
+    groups = [{"params": layer.parameters(), "lr": rate} for layer, rate in zip(ddp.module, rates, strict=True)]
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
+    unaveraged = Unaveraged(TrainingDevice())
+    unaveraged.forward_begins(ddp)
+    unaveraged.optimizer_ends(optimizer)
+    unaveraged.first_look(3)
+    optimizer.param_groups[0]["lr"] = later
+    for _ in range(2):
+        ddp(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    unaveraged.second_look(5)
+    expected = (UntrainedParameters("Sequential", names, 12, has_no_rate=True),) if names else ()
+    assert unaveraged.facts()["untrained"] == expected
+
+
+@pytest.mark.usefixtures("noting_group")
+@pytest.mark.parametrize(
     ("change", "is_found"),
     [
         pytest.param(None, True, id="a-teacher-with-gradients"),
@@ -133,7 +161,7 @@ def test_parameters_that_no_optimizer_has(change: str | None, names: tuple[str, 
 def test_a_module_outside_ddp_that_gets_gradients_in_vain(change: str | None, is_found: bool) -> None:
     ddp, teacher = DDP(ones(2, 1)), nn.Sequential(ones(2, 1))
     trained = [*ddp.parameters(), *(teacher.parameters() if change == "optimized" else ())]
-    optimizer = torch.optim.SGD(trained, lr=0.0)
+    optimizer = torch.optim.SGD(trained, lr=1.0)
     unaveraged = Unaveraged(TrainingDevice())
     unaveraged.forward_begins(ddp)
     unaveraged.optimizer_ends(optimizer)

@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from observations import BUFFERS, MS, observed, only
+from observations import BUFFERS, MS, beside, observed, only
 from tables import collective, ddp_module, forward, record, recorded, trace
 
-from ddpprof.model import UNKNOWN, Mark, Phase, RecordedStep, UntrainedParameters
+from ddpprof.model import UNKNOWN, BackwardPass, Mark, Phase, Rank, RecordedStep, UntrainedParameters
 from ddpprof.report.topics import find_all
+from ddpprof.topics.unused_parameters import UNTRAINED, UntrainedTail, measure_untrained_tail
 from ddpprof.topics.wrapper import WrapperCost, measure_wrapper_cost
 
 SEARCHING = {"find_unused_parameters": True}
@@ -94,13 +95,45 @@ def test_unused_parameters_are_named_with_their_bytes() -> None:
 def test_parameters_that_no_optimizer_has(is_wrapped: bool, title: str, advice: str, gain_ns: int) -> None:
     """3 MB, of the 4 MB of the DDP module, or in addition to these."""
     mine = record(untrained=(UntrainedParameters("Net", ("p1",), 3_000_000, is_wrapped),))
-    view = observed(ddp_module([1_000_000, 3_000_000]), records={0: mine})
-    finding = only(view)
+    tails = (UntrainedTail(None),)
+    (finding,) = beside(UNTRAINED.name, tails, module=ddp_module([1_000_000, 3_000_000]), records={0: mine})
     assert (finding.rule, finding.title, finding.may_be_meant) == ("untrained-parameters", title, True)
     assert advice in finding.advice
     assert finding.gain_ns == pytest.approx(gain_ns)
-    unused = find_all(observed(ddp_module([1_000_000, 3_000_000], unused=("p1",)), records={0: mine}))
+    unused = beside(UNTRAINED.name, tails, module=ddp_module([1_000_000, 3_000_000], unused=("p1",)), records={0: mine})
     assert ("untrained-parameters" in {one.rule for one in unused}) is not is_wrapped, "no gradient, no report"
+
+
+def test_parameters_whose_learning_rate_is_0() -> None:
+    """Of a step of 100 ms, autograd computes 40 ms for p1 alone, and p1 has a quarter of the bytes."""
+    mine = record(untrained=(UntrainedParameters("Net", ("p1",), 1_000_000, has_no_rate=True),))
+    tails = (UntrainedTail(None), UntrainedTail(40 * MS), UntrainedTail(44 * MS))
+    (finding,) = beside(UNTRAINED.name, tails, module=ddp_module([3_000_000, 1_000_000]), records={0: mine})
+    assert finding.title == "1 parameter of Net gets a gradient, but its learning rate is 0: p1"
+    assert finding.evidence.endswith("; the last 40.0 ms of the backward pass compute only its gradients")
+    assert finding.gain_ns == 40 * MS + 15 * MS
+    assert finding.advice.endswith("Otherwise, set a learning rate other than 0 for its group.")
+
+
+@pytest.mark.parametrize(
+    ("passes", "tail_ns"),
+    [
+        pytest.param([(0, (20, 60))], 40, id="last"),
+        pytest.param([(0, (60, 20))], 0, id="not-last"),
+        pytest.param([(0, (20, 60)), (0, (20, 30)), (0, (20, 35))], 15, id="median"),
+        pytest.param([(0, (None, 60))], None, id="no-trained-parameter-has-a-gradient"),
+        pytest.param([(7, (20, 60))], None, id="module-unknown"),
+        pytest.param([], None, id="no-pass"),
+    ],
+)
+def test_what_autograd_does_for_untrained_parameters_alone(
+    passes: list[tuple[int, tuple[int | None, ...]]], tail_ns: int | None
+) -> None:
+    steps = (recorded(5, 0, 100, "light", passes=tuple(BackwardPass(index, 0, ready) for index, ready in passes)),)
+    modules, untrained = (ddp_module([4, 4]),), (UntrainedParameters("Net", ("p1",), 4),)
+    rank = Rank(0, None, record(0, modules, steps, untrained=untrained))
+    assert measure_untrained_tail(rank, [], modules) == UntrainedTail(tail_ns)
+    assert measure_untrained_tail(Rank(0, None, record(0, modules, steps)), [], modules) is None
 
 
 @pytest.mark.parametrize(("device", "gain_ns"), [("cpu", 50 * MS), ("cuda", None)])
