@@ -21,8 +21,8 @@ import ddpprof
 
 ALGORITHMS = {
     "all_reduce": "all-reduce (DDP)",
-    "gather_and_broadcast": "gather and broadcast, by hand",
-    "collectives": "gather and broadcast, gloo's",
+    "gather_and_broadcast": "gather and broadcast with `send` and `recv`",
+    "collectives": "gather and broadcast of gloo",
 }
 
 

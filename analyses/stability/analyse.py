@@ -25,7 +25,7 @@ _COLUMNS = (
     "job",
     "advised, in how many of 10 runs",
     "the same",
-    "if all advised",
+    "the same, if all advised",
     "not beyond noise, with the number of runs",
 )
 
