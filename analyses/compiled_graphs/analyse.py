@@ -24,9 +24,9 @@ _COLUMNS = (
     "suggested setting",
     "default, ms",
     "suggested, ms",
-    "suggested ÷ default − 1",
+    "suggested setting relative to the default",
     "fastest of the sweep, ms",
-    "suggested ÷ fastest − 1",
+    "relative to the fastest of the sweep",
     "one graph, ms",
     "orders of wrapping differ by",
 )

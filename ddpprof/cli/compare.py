@@ -84,7 +84,7 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
         metavar=("OLD", "NEW"),
         help="record the job alternately in two Python environments, for example before and after an upgrade of "
         "PyTorch, and compare the runs. OLD and NEW are Python interpreters or folders of virtual environments with "
-        "PyTorch and this version of ddpprof. Must be the last option; the arguments of ddpprof trace follow",
+        "PyTorch and this version of ddpprof. This must be the last option; the arguments of ddpprof trace follow it",
     )
     add(
         "--rounds",

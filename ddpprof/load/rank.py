@@ -46,7 +46,7 @@ def load_other_file(path: Location) -> OtherFile | None:
 def why_alone(path: Location) -> str | None:
     """Return the message for a file of another tool among several traces, or ``None`` for any other file."""
     return next(
-        (f"{path} is a {what}. To read it, give only this file" for what, is_one, _ in _FILES if is_one(path)), None
+        (f"{path} is a {what}. To read it, give only its path" for what, is_one, _ in _FILES if is_one(path)), None
     )
 
 

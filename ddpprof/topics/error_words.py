@@ -29,8 +29,8 @@ _ADVICE = {
         These parameters did not contribute to the loss on that rank: use them in every forward pass, or pass
         find_unused_parameters=True to DistributedDataParallel.""",
     r"modified by an inplace operation": """
-        Before each forward DDP copies rank 0's buffers, such as BatchNorm's statistics, into the module. If a loss
-        needs two forward passes, pass broadcast_buffers=False, or call backward() between them.""",
+        Before each forward pass, DDP copies rank 0's buffers, such as BatchNorm's statistics, into the module. If a
+        loss needs two forward passes, pass broadcast_buffers=False, or call backward() between them.""",
     r"backward through the graph a second time": """
         The loss depends on a tensor from an earlier step: call detach() on everything that is kept between steps, such
         as hidden states or accumulated losses.""",
@@ -38,7 +38,7 @@ _ADVICE = {
         All parameters of the module are frozen: wrap only modules that are trained, or unfreeze parameters before
         wrapping.""",
     r"uninitialized parameters": """
-        Run one forward of the module on dummy inputs before DistributedDataParallel wraps it.""",
+        Run one forward pass of the module on dummy inputs before DistributedDataParallel wraps it.""",
     r"device_ids and output_device arguments only work": """
         Move the module to its device first: model.to(local_rank), then DistributedDataParallel(model,
         device_ids=[local_rank]). On CPU, or for a module on several devices, do not pass device_ids.""",

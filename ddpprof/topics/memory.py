@@ -241,10 +241,10 @@ def _reached_in(use: DeviceUse) -> str:
 
 
 _PARTS = {
-    "forward": "the forward or the loss",
+    "forward": "the forward pass or the loss",
     "backward": "the backward pass",
     "optimizer": "the optimizer's step",
-    "other": "code outside forward, backward and optimizer",
+    "other": "code outside the forward pass, the backward pass and the optimizer",
 }
 _CHECKPOINTING = "torch.utils.checkpoint recomputes activations in the backward pass instead of keeping them"
 _TO_LOWER_PEAK = {

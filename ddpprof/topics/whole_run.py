@@ -501,8 +501,8 @@ def uneven_work(run: WholeRun, view: View) -> Iterator[Finding]:
     yield Finding(
         "uneven-work",
         f"The ranks take turns at being the slowest: waiting for the slowest rank takes {percent(share)} of the step",
-        f"in {uneven.num_steps:,} steps, the slowest rank worked {in_ms(uneven.lost_ns)} longer than the ranks did on "
-        f"average, and no rank was the slowest in more than {percent(uneven.most_often)} of the "
+        f"in {uneven.num_steps:,} steps, the slowest rank worked {in_ms(uneven.lost_ns)} longer than the average of "
+        f"all ranks, and no rank was the slowest in more than {percent(uneven.most_often)} of the "
         f"steps{sizes if larger >= _LARGER_INPUTS else ''}",
         "Give all ranks batches of about the same size in each step: sort or group the samples by length "
         "(Trainer: group_by_length=True) so that all ranks of a step get similar lengths, or limit the number of "
