@@ -78,7 +78,7 @@ def _verdict(report: OverheadReport) -> str:
     ratio = report.ratio
     world = report.job.world_size or 1
     on = "on one rank" if world == 1 else f"on {world} ranks, communication included"
-    pairs, times = count(ratio.num_pairs, "pair"), f"{in_ms(report.with_ns)} against {in_ms(report.without_ns)}"
+    pairs, times = count(ratio.num_pairs, "pair"), f"{in_ms(report.with_ns)} with DDP, {in_ms(report.without_ns)} without"
     if ratio.is_beyond_noise:
         return f"With DDP a step takes {interval(ratio)} × as long as without it, {on}: {times}."
     if ratio.low is None or ratio.high is None or ratio.high - ratio.low > _VAGUE:
