@@ -78,7 +78,8 @@ def _verdict(report: OverheadReport) -> str:
     ratio = report.ratio
     world = report.job.world_size or 1
     on = "on one rank" if world == 1 else f"on {world} ranks, communication included"
-    pairs, times = count(ratio.num_pairs, "pair"), f"{in_ms(report.with_ns)} with DDP, {in_ms(report.without_ns)} without"
+    pairs = count(ratio.num_pairs, "pair")
+    times = f"{in_ms(report.with_ns)} with DDP, {in_ms(report.without_ns)} without"
     if ratio.is_beyond_noise:
         return f"With DDP a step takes {interval(ratio)} × as long as without it, {on}: {times}."
     if ratio.low is None or ratio.high is None or ratio.high - ratio.low > _VAGUE:
@@ -380,7 +381,7 @@ def tuning_sections(report: TuneReport) -> Iterable[Section]:
             f"There was no prediction, so a variety of settings was tried: {clean(report.unpredicted, most=400)}"
         )
     elif not report.promises:
-        yield Line("No setting was predicted to be faster; the best setting was tried anyway.")
+        yield Line("No setting was predicted to be faster; the setting with the best prediction was tried anyway.")
     yield Line(
         f"Tuning took {count(report.num_steps, 'step')} of training. Trying all {report.num_distinct} distinct "
         f"settings equally often would take {report.exhaustive_steps:,} steps.",

@@ -250,8 +250,8 @@ def buckets_too_small(rows: Rows, view: View) -> Iterator[Finding]:
                 "buckets-too-small",
                 f"{len(buckets)} small buckets ({size(total / len(buckets))} on average) add latency",
                 f"even the fastest all-reduce takes {in_ms(latency)}; all {len(buckets)} buckets hold only "
-                f"{size(total)}, "
-                + (f"for which DDP's default is {wanted}" if new.is_default else f"for which {wanted} would be best"),
+                f"{size(total)}, for which "
+                + (f"DDP's default builds {wanted}" if new.is_default else f"{wanted} would be best"),
                 _USE_DEFAULT if new.is_default else f"Use fewer buckets: {call_for(view.framework, new)}.",
                 at_most(gain, new.predicted),
                 predicted=new.predicted,
