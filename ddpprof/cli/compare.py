@@ -148,7 +148,7 @@ def _recorded(
 ) -> tuple[list[Location], list[Location]]:
     """Record the runs of both environments, and return their folders. Raises `DdpprofError`."""
     if options.a or options.b is not None:
-        parser.error("give either runs or --env")
+        parser.error("give either runs or --env, not both")
     from ddpprof.cli.job import parse_trace_words
 
     job = parse_trace_words(to_record, "record")

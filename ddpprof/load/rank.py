@@ -323,8 +323,8 @@ def _recorded_rank(files: RankFiles, directory: Location, limits: Limits, num_pr
         missing.append(f"rank {rank}'s trace ends early: {record.no_trace}")
     if trace is not None and record is not None and (unknown := _unknown_steps(trace, record)):
         missing.append(
-            f"rank {rank}: {steps_file(rank)} is incomplete. Steps {', '.join(map(str, unknown))} are only in the "
-            "trace and are left out"
+            f"rank {rank}: {steps_file(rank)} is incomplete. Steps {', '.join(map(str, unknown))} are in the "
+            "trace but not in that file, and are left out"
         )
     nccl = load_nccl_log(directory, record) if record is not None and record.backend == "nccl" else None
     loaded = Rank(rank, trace, record, nccl) if trace is not None or record is not None else None

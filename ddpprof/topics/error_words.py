@@ -19,9 +19,9 @@ _ADVICE = {
         debugger.""",
     r"Expected to mark a variable ready only once": """
         A parameter got its gradient twice in one backward pass. With gradient checkpointing, pass checkpoint(…,
-        use_reentrant=False), or remove find_unused_parameters=True. Or pass static_graph=True if every step uses the
-        same parameters. Without checkpointing, look for a parameter that is used outside forward(), or in several
-        backward passes.""",
+        use_reentrant=False), or remove find_unused_parameters=True. Alternatively, pass static_graph=True if every step
+        uses the same parameters. Without checkpointing, look for a parameter that is used outside forward(), or in
+        several backward passes.""",
     r"[Yy]our training graph has changed": """
         The set of parameters that a step uses has changed, which static_graph=True does not allow: pass
         find_unused_parameters=True instead.""",

@@ -38,7 +38,7 @@ _WHAT = {
 _WHAT_BY_HINT = {
     Hint.LEFT_LOOP: "rank {rank} has left the training loop",
     Hint.FROZEN: "rank {rank} is stopped",
-    Hint.OF_PEERS: "rank {rank} is waiting in a send or receive that no other rank matches",
+    Hint.OF_PEERS: "rank {rank} is waiting in a send or receive without a matching call on another rank",
     Hint.OTHER_ORDER: "the ranks call collectives of several process groups in different orders",
     Hint.WAITS_OUTSIDE: "rank {rank} is still running the script's own code",
     Hint.EXTRA_PASS: "rank {rank} has run more backward passes than the other ranks",

@@ -176,7 +176,8 @@ def _kernels(comparison: Comparison) -> Iterable[Section]:
 
 
 _KERNELS_OF_ONE = (
-    "Kernels that became slower, ms (medians; differences exceed the noise within a run, but may be noise between runs)"
+    "Kernels that became slower, ms (medians; differences exceed the noise within a run, but may be due to noise "
+    "between runs)"
 )
 _KERNELS_OF_SEVERAL = "Kernels that are slower in every run of B than in any run of A, ms (medians of a typical run)"
 
