@@ -21,8 +21,8 @@ import ddpprof
 
 ALGORITHMS = {
     "all_reduce": "all-reduce (DDP)",
-    "gather_and_broadcast": "gather and broadcast, by hand",
-    "collectives": "gather and broadcast, gloo's",
+    "gather_and_broadcast": "gather and broadcast with `send` and `recv`",
+    "collectives": "gather and broadcast of gloo",
 }
 
 
@@ -76,7 +76,7 @@ def busiest(row: dict[str, Any]) -> float:
 
 def table(results: dict[str, Any]) -> list[str]:
     lines = [
-        "| hosts | algorithm | sent by host 0 ÷ S | received | by others: sent | received | step, ms | busbw, GB/s |",
+        "| hosts | algorithm | host 0 sent ÷ S | host 0 got | others sent | others got | step, ms | busbw, GB/s |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in results["rows"]:

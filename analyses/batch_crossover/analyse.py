@@ -52,14 +52,14 @@ def table(results: dict[str, Any]) -> list[str]:
     """Return one row per batch; a batch that only one number of hosts was run with has one time."""
     by_hosts = {c["hosts"]: {p["batch"]: p["step_ms"] for p in c["points"]} for c in results["curves"]}
     batches = sorted(set().union(*by_hosts.values()))
-    lines = ["| batch in all | one host, ms | two hosts, ms | one ÷ two |", "|---|---|---|---|"]
+    lines = ["| total batch size | one host, ms | two hosts, ms | one ÷ two |", "|---|---|---|---|"]
     for batch in batches:
         one, two = (by_hosts[hosts].get(batch) for hosts in (1, 2))
         cells = [str(batch), *(f"{time:.0f}" if time is not None else "–" for time in (one, two))]
         cells.append(f"{one / two:.2f}" if one is not None and two is not None else "–")
         lines.append(f"| {' | '.join(cells)} |")
     models = [f"{c['constant_ms']:.0f} + {c['slope_us'] / 1e3:.3f} × batch" for c in results["curves"]]
-    return [*lines, f"| model, ms | {' | '.join(models)} | |"]
+    return [*lines, f"| fitted line, ms | {' | '.join(models)} | |"]
 
 
 def draw(results: dict[str, Any], figure: Any) -> None:

@@ -20,15 +20,15 @@ from study import COLOURS, interval_of_median, median_ms, publish
 _MODELS = ("mlp", "transformer", "convnet", "embeddings")
 _COLUMNS = (
     "model",
-    "graphs by default, advised",
-    "advised",
-    "default, ms",
-    "advised, ms",
-    "beside the default",
+    "graphs: default, suggested",
+    "suggested setting",
+    "step with the default, ms",
+    "step with the suggested setting, ms",
+    "relative to the default",
     "fastest of the sweep, ms",
-    "beside it",
+    "relative to the fastest of the sweep",
     "one graph, ms",
-    "the orders differ by",
+    "orders of wrapping differ by",
 )
 
 
@@ -116,7 +116,7 @@ def _rest(setting: Mapping[str, Any]) -> str:
 def _label(setting: Mapping[str, Any]) -> str:
     ddp = setting["ddp"]
     order = "compile(DDP)" if setting["order"] == "ddp_first" else "DDP(compile)"
-    mode = "" if setting["optimize_ddp"] == "ddp_optimizer" else ", not cut"
+    mode = "" if setting["optimize_ddp"] == "ddp_optimizer" else ", not split"
     caps = "default cap" if not ddp else f"{ddp.get('bucket_cap_mb') or ddp.get('bucket_cap_mb_list')} MiB"
     return f"{order}{mode}, {caps}"
 

@@ -210,8 +210,8 @@ HEADER = (
     "who waits",
     "`diagnose` agrees",
     "advice",
-    "which ends the fault",
-    "s from fault to verdict, median and most",
+    "advice ends the fault",
+    "seconds from fault to verdict: median, longest",
 )
 
 
@@ -221,24 +221,24 @@ def table(results: dict[str, Any]) -> list[str]:
         rows = [row for row in results["faults"] if row["share"] == share]
         if rows:
             summary = results["shares"][share]
-            lines += [*map(_line, rows), _line({**summary["faults"], "planted": f"**all {share}**"})]
+            lines += [*map(_line, rows), _line({**summary["faults"], "planted": f"**all {share} classes**"})]
     for share, first in results["first_trials"].items():
         lines += [
             _line({**row, "planted": f"{row['planted']}, first trial"}) for row in first["classes"] if _is_wrong(row)
         ]
-        lines.append(_line({**first["share"]["faults"], "planted": f"**all {share}, first trials**"}))
+        lines.append(_line({**first["share"]["faults"], "planted": f"**all {share} classes, first trials**"}))
     for share in SHARES:
         quiet, of = results["shares"][share]["quiet_pauses"]
         if of:
             noisy = [job["pause"] for job in results["pauses"] if job["share"] == share and _is_noisy(job)]
             wrong = f"; called a hang: {', '.join(noisy)}" if noisy else ""
-            lines.append(f"| {share} pauses left alone | {quiet} of {of}{wrong} {'| ' * (len(HEADER) - 1)}|")
+            lines.append(f"| {share} pauses, not called hangs | {quiet} of {of}{wrong} {'| ' * (len(HEADER) - 1)}|")
     for share, first in results["first_trials"].items():
         quiet, of = first["share"]["quiet_pauses"]
-        lines.append(f"| {share} pauses left alone, first trials | {quiet} of {of} {'| ' * (len(HEADER) - 1)}|")
+        lines.append(f"| {share} pauses, not called hangs, first trials | {quiet} of {of} {'| ' * (len(HEADER) - 1)}|")
     mixed = results["mixed"]
     left_alone = f"{mixed['pauses'] - mixed['alarms']} of {mixed['pauses']}"
-    return [*lines, f"| six kinds of pauses, mixed, left alone | {left_alone} {'| ' * (len(HEADER) - 1)}|"]
+    return [*lines, f"| six kinds of pauses, mixed, not called hangs | {left_alone} {'| ' * (len(HEADER) - 1)}|"]
 
 
 def _is_wrong(row: Row) -> bool:

@@ -165,21 +165,21 @@ def table(results: dict[str, Any]) -> list[str]:
 _Row = tuple[str, Callable[[dict[str, Any]], str]]
 
 _OF_LOADS: tuple[_Row, ...] = (
-    ("runs: equal, slower", lambda one: f"{one['runs']['same']}, {one['runs']['slower']}"),
+    ("number of runs: unchanged code, slower code", lambda one: f"{one['runs']['same']}, {one['runs']['slower']}"),
     ("pairs of runs of unchanged code", lambda one: str(one["pairs"])),
-    ("called different by the noise of their steps, as before", lambda one: _share(one, "different_by_steps")),
-    ("called different now, by one run of each", lambda one: _share(one, "different_by_runs")),
+    ("reported as different by the noise of their steps, as before", lambda one: _share(one, "different_by_steps")),
+    ("reported as different now, with one run per side", lambda one: _share(one, "different_by_runs")),
 )
 _OF_MEASURES: tuple[_Row, ...] = (
     ("middle 50 % of the runs of unchanged code", lambda one: f"{one['spread']:.1%}"),
-    ("slowest by fastest equal run", lambda one: f"{one['largest_factor']:.2f}"),
-    ("the slower runs", lambda one: f"{one['slower_by']:+.1%}"),
-    ("runs of each that would tell 5 %", lambda one: str(one["would_tell"])),
-    ("equal: passed · failed · cannot tell", lambda one: _outcomes(one["equal"])),
+    ("slowest ÷ fastest run of unchanged code", lambda one: f"{one['largest_factor']:.2f}"),
+    ("median of the slower runs, relative to unchanged code", lambda one: f"{one['slower_by']:+.1%}"),
+    ("runs per side needed to detect 5 %", lambda one: str(one["would_tell"])),
+    ("unchanged: passed · failed · cannot tell", lambda one: _outcomes(one["equal"])),
     ("+5.0 %: passed · failed · cannot tell", lambda one: _outcomes(one["by_5_percent"])),
     ("slower runs: passed · failed · cannot tell", lambda one: _outcomes(one["slower"])),
-    ("equal, recorded runs only", lambda one: _outcomes(one["equal_recorded_only"])),
-    ("slower, recorded runs only", lambda one: _outcomes(one["slower_recorded_only"])),
+    ("unchanged, recorded runs only", lambda one: _outcomes(one["equal_recorded_only"])),
+    ("slower runs, recorded runs only", lambda one: _outcomes(one["slower_recorded_only"])),
 )
 
 

@@ -38,7 +38,7 @@ _COLUMNS = (
     "bias",
     "error, bandwidth given: median, p90",
     "in the interval",
-    "chosen cap over the best: median, worst",
+    "step time with the selected cap, above the shortest: median, worst",
 )
 
 

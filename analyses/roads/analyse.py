@@ -25,7 +25,7 @@ def _of(name: str, modules: list[str]) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> list[str]:
-    lines = ["| road | modules | goal | which, in order |", "|---|---|---|---|"]
+    lines = ["| path | number of modules | goal | modules, in order |", "|---|---|---|---|"]
     for one in results["roads"]:
         which = "see `results.json`" if one["road"] == WHOLE else ", ".join(one["modules"])
         lines.append(f"| {one['road']} | {one['num_modules']} | {one['goal']} | {which} |")

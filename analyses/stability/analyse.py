@@ -23,10 +23,10 @@ from study import COLOURS, publish
 
 _COLUMNS = (
     "job",
-    "advised, in how many of 10 runs",
-    "the same",
-    "if all advised",
-    "not beyond noise, with the number of runs",
+    "advised findings (number of runs of 10)",
+    "same advice",
+    "same if all were advised",
+    "findings within the noise (number of runs of 10)",
 )
 
 Found = Sequence[dict[str, Any]]

@@ -38,7 +38,7 @@ def _of(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> list[str]:
-    lines = ["| ranks | pulses | read, ms | longest, ms | CPU, ms | draw, ms |", "|---|---|---|---|---|---|"]
+    lines = ["| ranks | pulses | read, ms | longest read, ms | CPU, ms | draw, ms |", "|---|---|---|---|---|---|"]
     for one in results["refreshes"]:
         times = f"{one['read_ms']} | {one['longest_read_ms']} | {one['read_cpu_ms']} | {one['draw_ms']}"
         lines.append(f"| {one['ranks']} | {one['pulses']} | {times} |")

@@ -51,7 +51,7 @@ def _measure_cap(cap: int, reports: list[Any]) -> dict[str, Any]:
 
 def table(results: dict[str, Any]) -> list[str]:
     lines = [
-        "| bucket_cap_mb | buckets, MiB | trailing, ms (middle half) | last bucket ÷ link rate, ms | queue, ms |",
+        "| bucket_cap_mb | buckets, MiB | trailing, ms (middle 50 %) | last bucket ÷ link rate, ms | queue, ms |",
         "|---|---|---|---|---|",
     ]
     for row in results["caps"]:

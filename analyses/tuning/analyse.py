@@ -22,13 +22,13 @@ from study import COLOURS, interval_of_median, median_ms, publish
 _COLUMNS = (
     "model, link",
     "settings",
-    "tuner: settings, steps",
-    "all of them: steps",
-    "share",
-    "the tuner's",
-    "the fastest of all",
-    "the tuner's step beside it",
-    "beside the default",
+    "tuner: number of settings, of steps",
+    "steps to measure all settings",
+    "tuner's share of these steps",
+    "tuner's choice",
+    "fastest of all settings",
+    "tuner's choice: step time relative to the fastest",
+    "step time relative to the default",
 )
 
 
@@ -120,7 +120,7 @@ def table(results: dict[str, Any]) -> list[str]:
 
 def _percent(ratio: Sequence[float]) -> str:
     if ratio == [1, 1, 1]:
-        return "is it"
+        return "same setting"
     middle, low, high = (f"{100 * (value - 1):+.1f}" for value in ratio)
     return f"{middle} % ({low} – {high})"
 

@@ -91,7 +91,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
         ),
         Command(
             "tune",
-            "find the fastest bucket sizes by prediction and measurement",
+            "predict and measure which bucket sizes are fastest",
             "Which bucket sizes are fastest for this training job?",
             "ddpprof tune --nproc 2 train.py",
         ),
@@ -139,7 +139,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
         ),
         Command(
             "top",
-            "show the ranks of a running job, and which rank waits for which",
+            "show what each rank of a running job does or waits for",
             "What is the job doing now, and which rank slows it down?",
             "ddpprof top runs/a",
             writes_files=False,

@@ -84,7 +84,7 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
         metavar=("OLD", "NEW"),
         help="record the job alternately in two Python environments, for example before and after an upgrade of "
         "PyTorch, and compare the runs. OLD and NEW are Python interpreters or folders of virtual environments with "
-        "PyTorch and this version of ddpprof. Must be the last option; the arguments of ddpprof trace follow",
+        "PyTorch and this version of ddpprof. This must be the last option; the arguments of ddpprof trace follow it",
     )
     add(
         "--rounds",
@@ -148,7 +148,7 @@ def _recorded(
 ) -> tuple[list[Location], list[Location]]:
     """Record the runs of both environments, and return their folders. Raises `DdpprofError`."""
     if options.a or options.b is not None:
-        parser.error("give either runs or --env")
+        parser.error("give either runs or --env, not both")
     from ddpprof.cli.job import parse_trace_words
 
     job = parse_trace_words(to_record, "record")

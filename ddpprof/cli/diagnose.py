@@ -61,7 +61,7 @@ def run_diagnose(options: argparse.Namespace) -> int:
     if not rundir.pulses_in(directory) and not has_failed_early and _starts_again(run, directory):
         return _say_well("the job was restarted, and no rank of the new attempt is training yet.", options.format)
     if options.dump_stacks and options.format != "text":
-        raise DdpprofError(f"--dump-stacks prints text. Remove --format {options.format}")
+        raise DdpprofError(f"--dump-stacks prints the stacks as text. Remove --format {options.format}")
     stacks = dump_stacks(gather(directory, records=False)) if options.dump_stacks else None
     seen = examine(directory)
     if not seen.evidence and seen.verdict is None:

@@ -212,7 +212,7 @@ def _refuse_experiment(path: Location) -> None:
     from ddpprof.experiments.plan import is_experiment
 
     if is_experiment(path):
-        raise DdpprofError(f"{path} is an experiment. Its trials are runs, for example {path / 'trial-0-0'}.")
+        raise DdpprofError(f"{path} is an experiment. Give one of its trials, such as {path / 'trial-0-0'}.")
 
 
 @contextmanager

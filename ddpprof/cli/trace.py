@@ -76,9 +76,9 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=Settings.baseline_steps,
         metavar="N",
-        help="then profile N steps without gradient communication, and run N more without the profiler, to measure "
-        "how much communication slows down computation and to improve predictions. Afterwards, the model is invalid: "
-        "the job ends with exit code 0, and torch.save writes nothing during these steps (%(default)s)",
+        help="after the profiled steps, profile N steps without gradient communication, and run N more without the "
+        "profiler, to measure how much communication slows computation and to improve predictions. The model is then "
+        "invalid, so torch.save writes nothing in these steps, and the job ends with exit code 0 (%(default)s)",
     )
     add("--stop-after", action="store_true", help="end the job with exit code 0 once the steps are recorded")
     add(

@@ -197,7 +197,8 @@ def _as_it_is(options: argparse.Namespace, report: Report) -> Experiment:
         )
     if any(HIDDEN in word for word in words):
         raise DdpprofError(
-            f"the command of {options.path} contained secrets, which are not stored. Use ddpprof sweep to compare."
+            f"the command of {options.path} contained secrets, which are not stored. Use ddpprof sweep to compare "
+            "settings."
         )
     _refuse_others_run(options)
     job = parse_trace_words(words, "try")

@@ -47,16 +47,16 @@ def add_whatif_options(parser: argparse.ArgumentParser) -> None:
     add("--first-bucket-mb", type=factor, metavar="MB", help="predict the step time with this cap for the first bucket")
     training = parser.add_argument_group("training")
     add = training.add_argument
-    add("--gradient-as-bucket-view", action="store_true", help="do not copy gradients out of buckets")
-    add("--static-graph", action="store_true", help="search for unused parameters only in the first step")
+    add("--gradient-as-bucket-view", action="store_true", help="assume that gradients are not copied out of buckets")
+    add("--static-graph", action="store_true", help="assume that only the first step searches for unused parameters")
     add("--compress", metavar="HOOK", type=_hook, help="PyTorch communication hook: fp16, bf16 or powersgd:RANK")
-    add("--no-overlap", action="store_true", help="start all-reduces only after the backward pass has ended")
-    add("--batch-scale", type=factor, default=1.0, metavar="X", help="multiply the batch size by X")
+    add("--no-overlap", action="store_true", help="assume that all-reduces start only after the backward pass")
+    add("--batch-scale", type=factor, default=1.0, metavar="X", help="assume a batch size that is X times as large")
     add(
         "--accumulation",
         type=positive,
         metavar="N",
-        help="run N backward passes per step; only the last one reduces gradients",
+        help="assume N backward passes per step, of which only the last reduces gradients",
     )
     add(
         "--without-rank",

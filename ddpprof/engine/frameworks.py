@@ -187,7 +187,7 @@ _DIVISION = {
 def reshuffle(framework: str | None) -> str:
     """Return advice on shuffling the data differently in each epoch."""
     if framework == "accelerate":
-        return "Call loader.set_epoch(epoch) at the start of each epoch; Accelerate's DataLoader passes the epoch on."
+        return "Call loader.set_epoch(epoch) at the start of each epoch, so that Accelerate's sampler gets the epoch."
     return "Call sampler.set_epoch(epoch) at the start of each epoch."
 
 

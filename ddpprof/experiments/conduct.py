@@ -241,7 +241,7 @@ def _run(
     if outcome.is_timed_out:
         problem = (
             f"it was ended after {seconds:.0f} s, because it took more than {_MUCH_LONGER} times as long as "
-            "other trials"
+            "the other trials"
         )
     ended = TrialEnd(outcome.exit_code, seconds, problem)
     write_end(folder, ended)

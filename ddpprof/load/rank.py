@@ -46,7 +46,7 @@ def load_other_file(path: Location) -> OtherFile | None:
 def why_alone(path: Location) -> str | None:
     """Return the message for a file of another tool among several traces, or ``None`` for any other file."""
     return next(
-        (f"{path} is a {what}. To read it, give only this file" for what, is_one, _ in _FILES if is_one(path)), None
+        (f"{path} is a {what}. To read it, give only its path" for what, is_one, _ in _FILES if is_one(path)), None
     )
 
 
@@ -323,8 +323,8 @@ def _recorded_rank(files: RankFiles, directory: Location, limits: Limits, num_pr
         missing.append(f"rank {rank}'s trace ends early: {record.no_trace}")
     if trace is not None and record is not None and (unknown := _unknown_steps(trace, record)):
         missing.append(
-            f"rank {rank}: {steps_file(rank)} is incomplete. Steps {', '.join(map(str, unknown))} are only in the "
-            "trace and are left out"
+            f"rank {rank}: {steps_file(rank)} is incomplete. Steps {', '.join(map(str, unknown))} are in the "
+            "trace but not in that file, and are left out"
         )
     nccl = load_nccl_log(directory, record) if record is not None and record.backend == "nccl" else None
     loaded = Rank(rank, trace, record, nccl) if trace is not None or record is not None else None

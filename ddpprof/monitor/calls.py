@@ -334,8 +334,7 @@ def of_mismatch(positions: Sequence[Position]) -> Verdict | None:
     detail = clauses([f"rank {rank} called {call}" for rank, call in calls.items()], _MOST_CALLS)
     if len(set(calls.values())) == 1:
         detail = (
-            f"all ranks called {next(iter(calls.values()))}, but with different amounts of data, or a different number "
-            "of times"
+            f"all ranks called {next(iter(calls.values()))}, but with different amounts of data, or not equally often"
         )
     first = min(dead, key=lambda one: one.evidence.state.step)
     return Verdict(

@@ -112,7 +112,7 @@ def _unpickled(content: bytes) -> Any:
     """
     for number_of_opcodes, (opcode, argument, _) in enumerate(pickletools.genops(content), 1):
         if opcode.name in _PUTS and int(argument or 0) > number_of_opcodes:
-            raise pickle.UnpicklingError(f"it numbers a value {argument:,} after only {number_of_opcodes:,} values")
+            raise pickle.UnpicklingError(f"value {argument:,} follows only {number_of_opcodes:,} others")
     return _PlainValues(io.BytesIO(content)).load()
 
 

@@ -117,7 +117,7 @@ class Profile:
         Everything else is kept. Raises `DdpprofError` if the number of gradients differs.
         """
         if _num_gradients(ranks) != _num_gradients(self):
-            raise DdpprofError("without the excluded ranks, the traces show a different number of gradients.")
+            raise DdpprofError("the excluded ranks and the other ranks have different numbers of gradients.")
         pairs = zip(self.passes, ranks.passes, strict=True)
         return replace(self, passes=tuple(replace(own, computed=other.computed) for own, other in pairs))
 

@@ -64,7 +64,8 @@ TERMS = (
     ),
     Term(
         "communication",
-        "Kernels of NCCL, RCCL, oneCCL or HCCL; on CPU, gloo's collectives. Time in which several run counts once.",
+        "Kernels of NCCL, RCCL, oneCCL or HCCL; on CPU, gloo's collectives. Time in which several of them run at once "
+        "counts only once.",
         field="ranks[].steps[].comm_ns",
         aliases=("comm", "collective"),
     ),
@@ -90,9 +91,9 @@ TERMS = (
     Term(
         "trailing",
         "Gradient communication between the last op of a backward pass and the first op of the optimizer or the "
-        "next forward, when no computation is left to hide it. It is mostly the all-reduce of the last bucket. If a "
-        "step has several backward passes, their trailing times are added.",
-        formula="|gradient communication AND [end of a backward pass, start of the next forward or optimizer)|",
+        "next forward pass, when no computation is left to hide it. It is mostly the all-reduce of the last bucket. If "
+        "a step has several backward passes, their trailing times are added.",
+        formula="|gradient communication AND [end of a backward pass, start of the next forward pass or optimizer)|",
         field="ranks[].steps[].trailing_ns",
         aliases=("trailing communication",),
     ),
@@ -141,7 +142,7 @@ TERMS = (
     Term(
         "buffers",
         "Tensors of a module that are not parameters, such as the running mean and variance of BatchNorm. DDP "
-        "broadcasts them from rank 0 before each forward, and all ranks wait for the broadcast. If ranks may have "
+        "broadcasts them from rank 0 before each forward pass, and all ranks wait for the broadcast. If ranks may have "
         "different buffers, disable it with DistributedDataParallel(forward_sync_buffers=False); before torch 2.13 "
         "the argument is called broadcast_buffers.",
         aliases=("buffer", "BatchNorm", "forward_sync_buffers", "broadcast_buffers", "buffer sync"),
@@ -191,8 +192,8 @@ TERMS = (
     ),
     Term(
         "straggler",
-        "A rank that takes longer than others from one synchronization to the next, excluding the time it waits for "
-        "other ranks. A rank is reported only if the difference is significant (p < 1 %).",
+        "A rank that takes longer than the other ranks from one synchronization to the next, excluding the time it "
+        "waits for other ranks. A rank is reported only if the difference is significant (p < 1 %).",
         field="across.stragglers",
         aliases=("arrives last",),
     ),
@@ -329,8 +330,8 @@ TERMS = (
         "Result of running the job with and without a change. Confirmed: the step became shorter beyond noise, and the "
         "gain reaches the predicted interval. Smaller than promised: shorter, but by less than predicted. No "
         "difference: any gain is below half of the prediction or 1 % of the step. Slower: the step became longer "
-        "beyond noise. Cannot tell: more rounds are needed. Changes the losses: a change that should keep the losses "
-        "did not. Failed: a trial with the change ended with an error or did not end.",
+        "beyond noise. Cannot tell: more rounds are needed. Changes the losses: the losses changed, although the "
+        "change should not affect them. Failed: a trial with the change ended with an error or did not end.",
         field="findings[].measured.outcome",
         aliases=(
             "confirmed",

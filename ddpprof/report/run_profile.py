@@ -115,8 +115,8 @@ def _of_traces(run: KnownRun, benches: Benches) -> Profiled:
     known = [size for size in sizes if size is not None]
     if not known or len(known) < len(sizes):
         raise DdpprofError(
-            "the traces show no step with gradient all-reduces of known size after a DDP forward. Record the job "
-            f"again with: {run.report.job.trace_command()}"
+            "the traces show no step with gradient all-reduces of known size after a forward pass of DDP. Record the "
+            f"job again with: {run.report.job.trace_command()}"
         )
     if run.report.job.num_averaging is None:
         raise DdpprofError("the traces do not show how many ranks trained.")

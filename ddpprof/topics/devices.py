@@ -255,7 +255,7 @@ DATA_PARALLEL: Topic[DataParallelReport, DataParallelReport] = Topic(
     sections={"job": data_parallel_lines, "step": data_parallel_table},
     rules=(data_parallel,),
     advice={
-        "device-imbalance": "That device also computes the loss of the whole batch. Have the wrapped module return "
+        "device-imbalance": "This device also computes the loss of the whole batch. Have the wrapped module return "
         "the loss, so that every device computes the loss of its own part of the batch.",
         "memory-imbalance": "DataParallel gathers outputs on one device and keeps the optimizer's state there: use "
         "DistributedDataParallel.",

@@ -19,9 +19,9 @@ _ADVICE = {
         debugger.""",
     r"Expected to mark a variable ready only once": """
         A parameter got its gradient twice in one backward pass. With gradient checkpointing, pass checkpoint(…,
-        use_reentrant=False), or remove find_unused_parameters=True. Or pass static_graph=True if every step uses the
-        same parameters. Without checkpointing, look for a parameter that is used outside forward(), or in several
-        backward passes.""",
+        use_reentrant=False), or remove find_unused_parameters=True. Alternatively, pass static_graph=True if every step
+        uses the same parameters. Without checkpointing, look for a parameter that is used outside forward(), or in
+        several backward passes.""",
     r"[Yy]our training graph has changed": """
         The set of parameters that a step uses has changed, which static_graph=True does not allow: pass
         find_unused_parameters=True instead.""",
@@ -29,8 +29,8 @@ _ADVICE = {
         These parameters did not contribute to the loss on that rank: use them in every forward pass, or pass
         find_unused_parameters=True to DistributedDataParallel.""",
     r"modified by an inplace operation": """
-        Before each forward DDP copies rank 0's buffers, such as BatchNorm's statistics, into the module. If a loss
-        needs two forward passes, pass broadcast_buffers=False, or call backward() between them.""",
+        Before each forward pass, DDP copies rank 0's buffers, such as BatchNorm's statistics, into the module. If a
+        loss needs two forward passes, pass broadcast_buffers=False, or call backward() between them.""",
     r"backward through the graph a second time": """
         The loss depends on a tensor from an earlier step: call detach() on everything that is kept between steps, such
         as hidden states or accumulated losses.""",
@@ -38,7 +38,7 @@ _ADVICE = {
         All parameters of the module are frozen: wrap only modules that are trained, or unfreeze parameters before
         wrapping.""",
     r"uninitialized parameters": """
-        Run one forward of the module on dummy inputs before DistributedDataParallel wraps it.""",
+        Run one forward pass of the module on dummy inputs before DistributedDataParallel wraps it.""",
     r"device_ids and output_device arguments only work": """
         Move the module to its device first: model.to(local_rank), then DistributedDataParallel(model,
         device_ids=[local_rank]). On CPU, or for a module on several devices, do not pass device_ids.""",

@@ -291,7 +291,7 @@ def _advice_on_ddp_error(end: RankEnd) -> str | None:
         named = _parameters(end, "did not contribute to the loss in the previous step")
         them = "it" if len(end.parameters) == 1 else "them"
         return (
-            f"{named}: use {them} in every forward. Or remove {them}, freeze {them} before wrapping "
+            f"{named}: use {them} in every forward pass. Or remove {them}, freeze {them} before wrapping "
             "(parameter.requires_grad_(False)), or pass find_unused_parameters=True to DistributedDataParallel."
         )
     if "Expected to mark a variable ready only once" in said:

@@ -23,7 +23,7 @@ _WHAT = {
     Fault.MISSING_COLLECTIVE: "rank {rank} has not called a collective that the other ranks have called",
     Fault.OTHER_COLLECTIVE: "rank {rank} calls a collective that the other ranks do not call",
     Fault.MISMATCH: "the ranks have called collectives that do not match",
-    Fault.EVALUATES_ALONE: "rank {rank} runs evaluation with the DDP module, whose forward waits for the other ranks",
+    Fault.EVALUATES_ALONE: "rank {rank} runs evaluation with a DDP module, whose forward pass waits for the others",
     Fault.OWN_CODE: "rank {rank} is still running the script's own code",
     Fault.LOCK: "rank {rank} is waiting for a lock, a queue or another process",
     Fault.LOADER: "rank {rank} is waiting for its DataLoader",
@@ -38,7 +38,7 @@ _WHAT = {
 _WHAT_BY_HINT = {
     Hint.LEFT_LOOP: "rank {rank} has left the training loop",
     Hint.FROZEN: "rank {rank} is stopped",
-    Hint.OF_PEERS: "rank {rank} is waiting in a send or receive that no other rank matches",
+    Hint.OF_PEERS: "rank {rank} is waiting in a send or receive without a matching call on another rank",
     Hint.OTHER_ORDER: "the ranks call collectives of several process groups in different orders",
     Hint.WAITS_OUTSIDE: "rank {rank} is still running the script's own code",
     Hint.EXTRA_PASS: "rank {rank} has run more backward passes than the other ranks",
@@ -71,7 +71,7 @@ _DO = {
     "same step.",
     Fault.MISMATCH: SAME_COLLECTIVES,
     Fault.EVALUATES_ALONE: "Evaluate model.module on that rank, or the DDP module on every rank, with the same "
-    "number of batches on each. DDP's forward broadcasts buffers, such as BatchNorm's statistics, even in "
+    "number of batches on each. DDP's forward pass broadcasts buffers, such as BatchNorm's statistics, even in "
     "evaluation mode.",
     Fault.OWN_CODE: "Check that line: the other ranks wait until that rank continues.",
     Fault.LOCK: "Find out which thread or process holds the lock or should fill the queue. That thread or "
@@ -112,7 +112,7 @@ _DO_BY_HINT = {
         or have a different tag.""",
     Hint.STATIC_GRAPH: """
         With static_graph=True every step must use the same parameters. Remove static_graph=True and pass
-        find_unused_parameters=True, or use these parameters in every forward.""",
+        find_unused_parameters=True, or use these parameters in every forward pass.""",
     Hint.SKIPPED_COLLECTIVE: f"Every rank must call that collective, as in earlier steps: {_WHERE_LEFT_OUT}",
     Hint.OTHER_AMOUNT: SAME_COLLECTIVES,
     Hint.TIMED_OUT: """

@@ -137,8 +137,9 @@ def skipped_backward(risks: HangRisks, view: View) -> Iterator[Finding]:
     yield Finding(
         "skipped-backward",
         f"Rank {rank} skipped {some}: since then, DDP has averaged gradients of different batches",
-        f"rank {rank} ran no backward pass after its forward in step {step:,}, for example because the script catches "
-        "an error or skips a NaN loss; at the end of training, the other ranks wait for the missing backward pass",
+        f"rank {rank} ran no backward pass after its forward pass in step {step:,}, for example because the script "
+        "catches an error or skips a NaN loss; at the end of training, the other ranks wait for the missing backward "
+        "pass",
         SKIP_TOGETHER,
         None,
         is_correctness=True,

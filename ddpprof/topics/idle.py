@@ -234,7 +234,7 @@ def launch_bound(late_ns: int, view: View) -> Iterator[Finding]:
     gain_ns = max(0, late_ns - (view.profiler_ns or 0))
     if not view.step_ns or gain_ns < _MUCH * view.step_ns:
         return
-    without = "this time is shorter without the profiler"
+    without = "the idle time is shorter without the profiler"
     if view.profiler_ns:
         without = f"the gain does not include the {in_ms(view.profiler_ns)} by which the profiler makes a step longer"
     yield Finding(
@@ -265,7 +265,7 @@ def host_reads(_late_ns: int, view: View) -> Iterator[Finding]:
         "host-reads",
         "The accelerator is idle because the script reads its results"
         + (f" {_times(_num_calls(reads), reads[0].num_steps)} per step" if reads else ""),
-        "; ".join((f"the accelerator is idle for {in_ms(read_ns)} per step after such reads", *lines)),
+        "; ".join((f"the accelerator is idle for {in_ms(read_ns)} per step after these reads", *lines)),
         f"{_OF_SCALER if of_scaler else ''}{_ON_DEVICE}",
         read_ns,
         numbers=only_known(host_read_ns=read_ns, num_lines=len(reads) or None),
@@ -339,7 +339,7 @@ def device_allocations(ranks: Sequence[RankAllocations], view: View) -> Iterator
     )
 
 
-_EMPTIED = f"Remove {EMPTY_CACHE} from the training loop. torch then keeps the memory and uses it again."
+_EMPTIED = f"Remove {EMPTY_CACHE} from the training loop. Without this call, torch keeps the memory and uses it again."
 _FULL = (
     f"Remove {EMPTY_CACHE} if the training loop calls it. Otherwise, memory is nearly full or fragmented, and torch "
     "frees memory that it soon needs again: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or use smaller "

@@ -198,9 +198,9 @@ def _slowdown(num_steps: int, kernels: Sequence[KernelSlowdown], *, has_comm: bo
     elif not kernels:
         reason = "no computation ran during communication"
     elif not any(row.compared_ns for row in kernels):
-        reason = "no computation that ran during communication also ran alone, so there is nothing to compare with"
+        reason = "none of the computation that ran during communication also ran without it"
     elif all(row.ratio is None for row in kernels):
-        reason = f"no kernel ran at least {MIN_RUNS} times during communication and at least {MIN_RUNS} times alone"
+        reason = f"no kernel ran at least {MIN_RUNS} times during communication and {MIN_RUNS} times without it"
     compared = [row.kernel for row in kernels if row.ratio is not None]
     return OverlapSlowdown(
         num_steps=num_steps,

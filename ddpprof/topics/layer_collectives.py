@@ -169,7 +169,7 @@ _WITHOUT_SYNC = (
 )
 _EARLIER = (
     "Start the collective with async_op=True as soon as its input is computed, and wait where the result is needed. "
-    "Ranks that arrive earlier also wait for the last one here."
+    "Ranks that arrive earlier also wait there for the last rank."
 )
 _FEWER = (
     "Send the layer's data in one tensor instead of several, or start the collective with async_op=True and wait "

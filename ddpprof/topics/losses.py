@@ -75,7 +75,8 @@ _OF_SOME = (
 )
 _OF_RATES = (
     "Give every rank the same learning rate: it was {mine:.3g} on rank {rank} and {other:.3g} elsewhere. DDP "
-    "averages gradients, but each rank's own optimizer updates the parameters, so they drifted apart."
+    "averages gradients, but each rank's own optimizer updates the parameters, so the parameters of the ranks drifted "
+    "apart."
 )
 _OTHER_RATE = 1.5
 """learning rates count as different if one is at least this many times the other; smaller differences occur because

@@ -241,10 +241,10 @@ def _reached_in(use: DeviceUse) -> str:
 
 
 _PARTS = {
-    "forward": "the forward or the loss",
+    "forward": "the forward pass or the loss",
     "backward": "the backward pass",
     "optimizer": "the optimizer's step",
-    "other": "code outside forward, backward and optimizer",
+    "other": "code outside the forward pass, the backward pass and the optimizer",
 }
 _CHECKPOINTING = "torch.utils.checkpoint recomputes activations in the backward pass instead of keeping them"
 _TO_LOWER_PEAK = {
@@ -290,8 +290,9 @@ def _advice(holder: Holder) -> str:
     if holder.device is not None and len(holder.ranks) > 1:
         return "Use one device per rank: call torch.cuda.set_device(local_rank) before anything uses a GPU."
     return (
-        "Check what this rank keeps in memory that the other ranks do not: losses with their graph (use loss.item() or "
-        ".detach()), a second copy of the model (EMA, evaluation), gathered predictions, a cached dataset."
+        "Check what this rank keeps in memory that the other ranks do not keep: losses with their graph (use "
+        "loss.item() or .detach()), a second copy of the model (EMA, evaluation), gathered predictions, a cached "
+        "dataset."
     )
 
 

@@ -106,9 +106,9 @@ def overlap_slowdown(slowdown: OverlapSlowdownReport, view: View) -> Iterator[Fi
     yield Finding(
         "overlap-slowdown",
         f"Communication makes concurrent computation take {slowdown.ratio:.2f} × as long",
-        f"{in_ms(slowdown.lost_ns or 0)} per step are lost in kernels that also ran alone ({slowdown.known_share:.0%} "
-        "of the overlapped computation); only the part on the critical path makes the step "
-        f"longer{other_work if may_be_other_work else ''}",
+        f"{in_ms(slowdown.lost_ns or 0)} per step are lost in kernels that also ran without communication "
+        f"({slowdown.known_share:.0%} of the overlapped computation); only the part on the critical path makes the "
+        f"step longer{other_work if may_be_other_work else ''}",
         _advice(view),
         slowdown.lost_ns,
         is_noise=may_be_other_work,
@@ -140,14 +140,14 @@ def slowdown_section(slowdown: OverlapSlowdownReport, report: ReportView) -> Ite
     if (slowdown.known_share or 0) < _TELLS_NOTHING:
         yield Line(
             "It is unknown how much communication slows computation: almost none of the computation that ran during "
-            f"communication also ran alone.{more}",
+            f"communication also ran without communication.{more}",
             is_aside=True,
         )
         return
     if (slowdown.known_share or 0) < ENOUGH_KNOWN:
         yield Line(
             f"Only {percent(slowdown.known_share)} of the overlapped computation could be compared with the same "
-            f"kernels alone; with communication, they took {slowdown.ratio:.2f} × as long.{more}",
+            f"kernels without communication; with communication, they took {slowdown.ratio:.2f} × as long.{more}",
             is_aside=True,
         )
         return
@@ -163,7 +163,7 @@ def _summary(ratio: float, lost_ns: int, slowdown: OverlapSlowdownReport) -> str
     computation = f"{in_ms(slowdown.covered_ns)} of overlapped computation per step"
     known = f"measured for {percent(slowdown.known_share)} of the {computation}"
     if lost_ns <= 0:
-        return f"Communication does not noticeably slow computation: it takes {ratio:.2f} × as long as alone ({known})"
+        return f"Communication does not noticeably slow kernels: with it, they take {ratio:.2f} × as long ({known})"
     return (
         f"Communication makes concurrent computation take {ratio:.2f} × as long: {in_ms(lost_ns)} lost per step "
         f"({known})"
@@ -192,7 +192,8 @@ def _kernels(summary: str, slowdown: OverlapSlowdownReport) -> Table:
             "lost": lambda row: ms(row.lost_ns),
         },
         ("kernel", "grid and block"),
-        "known: share of kernels that also ran alone; lost: ms per step, compared with the same work alone"
+        "known: share of kernels that also ran without communication; lost: ms per step, compared with the same work "
+        "without communication"
         + ("" if slowdown.knows_input_shapes else ", matched by position in the step")
         + _control(slowdown.control),
     )

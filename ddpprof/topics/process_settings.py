@@ -157,9 +157,10 @@ def cores_without_threads(threads: HostThreads, view: View) -> Iterator[Finding]
         f"could use {fit} physical cores",
         f"on host {host.host}, this job may use {_cores(host.num_cores)} for {count(host.num_ranks, 'rank')}; for "
         "several ranks, torchrun sets OMP_NUM_THREADS=1 unless the variable is set",
-        f"If no other program needs these cores, set OMP_NUM_THREADS={fit} in the environment of every rank, minus "
-        "the number of its DataLoader workers. If the script calls torch.set_num_threads, which overrides the "
-        "variable, change this call. Sums in a different order may change results by rounding.",
+        f"If no other program needs these cores, set OMP_NUM_THREADS in the environment of every rank to {fit} "
+        "minus the number of the rank's DataLoader workers. If the script calls torch.set_num_threads, which overrides "
+        "the variable, change this call. Results may change slightly, because sums are then computed in a different "
+        "order.",
         None,
         subject={"host": host.host},
         change=_threads_change(fit),

@@ -228,8 +228,8 @@ def _parameters(apart: TrainedApart) -> str:
 
 _CALL_DDP = (
     "Compute the loss from the output of the DDP module itself: call model(…), not model.module(…) or a method of "
-    "model.module. DDP averages gradients only after its own forward. To use another method of the model, call it "
-    "inside forward()."
+    "model.module. DDP averages gradients only after a forward pass of the DDP module itself. To use another method of "
+    "the model, call it inside forward()."
 )
 _WRAP_THEM = (
     "If all ranks should have the same values, make these parameters part of the module that DistributedDataParallel "
@@ -252,8 +252,8 @@ def _ranks(drift: Drift) -> str:
 def _advice(drift: Drift) -> str:
     if drift.num_unreduced_passes:
         return (
-            "Call backward() once for each forward, on the sum of the losses: DDP reduces gradients in the first "
-            "backward pass after a forward, and does not reduce the gradients of a second pass. This happened "
+            "Call backward() once for each forward pass, on the sum of the losses: DDP reduces gradients in the first "
+            "backward pass after a forward pass, and does not reduce the gradients of a second pass. This happened "
             f"{_times(drift.num_unreduced_passes)} in the recorded steps."
         )
     if drift.differed_before:

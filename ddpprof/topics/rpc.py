@@ -109,8 +109,8 @@ def calls_that_block(ranks: Sequence[RankRpc], view: View) -> Iterator[Finding]:
             f"Rank {rank.rank} waits {in_ms(rank.waited_ns)} per step for {rank.num_sync_calls} RPCs, one after "
             "another",
             f"the longest takes {in_ms(rank.longest_wait_ns)}; DDP's own communication is not included",
-            "Combine calls to the same function into one call. If no call needs the result of another, send them all "
-            "with rpc.rpc_async, and call torch.futures.wait_all(futures) where the results are needed. Send the "
+            "Combine calls to the same function into one call. If no call needs the result of another call, send all "
+            "calls with rpc.rpc_async, and call torch.futures.wait_all(futures) where the results are needed. Send the "
             "calls for the next batch before the backward pass of the current batch.",
             gain,
             numbers=only_known(

@@ -55,11 +55,11 @@ class CodeLine:
     data_ns: Annotated[int, Number("time in which training waits for data")]
     backward_ns: Annotated[int, Number("time during which autograd runs the line in backward passes")] = 0
     outside_ns: Annotated[
-        int, Number("time of the operators that the line calls outside forward, loss, backward and optimizer")
+        int, Number("time of the operators that the line calls outside the passes, the loss and the optimizer")
     ] = 0
     own_outside_ns: Annotated[int, Number("part of `outside_ns` that is not spent in PyTorch functions")] = 0
     loss_ns: Annotated[
-        int, Number("time of the operators that the line's own code calls between forward and backward")
+        int, Number("time of the operators that the line's own code calls between the forward and the backward pass")
     ] = 0
 
     @property
@@ -288,10 +288,10 @@ def code_in_backward(ranks: Sequence[RankCode], view: View) -> Iterator[Finding]
     yield Finding(
         "code-in-backward",
         f"Code of the script takes {in_ms(least.backward_ns)} of the backward pass, mostly at {of_backward[0].short}",
-        f"{'; '.join(f'{one.short}: {in_ms(one.backward_ns)}' for one in named)}, including the "
-        f"operators that the line calls, as sampled in {least.num_steps} steps of rank {least.rank}",
+        f"{'; '.join(f'{one.short}: {in_ms(one.backward_ns)}' for one in named)}, each "
+        f"including the operators that it calls, as sampled in {least.num_steps} steps of rank {least.rank}",
         "If these are hooks, for example for logging gradients, run them only every 100 steps. If activation "
-        "checkpointing runs the forward again, checkpoint fewer layers or none, as far as memory allows. The "
+        "checkpointing runs the forward pass again, checkpoint fewer layers or none, as far as memory allows. The "
         "backward() of a custom autograd.Function cannot be left out.",
         least.backward_ns,
         may_be_meant=True,
@@ -316,7 +316,7 @@ def code_outside_passes(ranks: Sequence[RankCode], view: View) -> Iterator[Findi
         return
     lines = sorted((one for one in took if took[one] >= _WORTH_NAMING * took_ns), key=lambda one: -took[one])
     named = ", ".join(f"{one.short} ({in_ms(took[one])})" for one in lines[:_MOST_LINES])
-    loss = f"; {in_ms(least.loss_ns)} of it between forward and backward, as part of the loss" if has_loss else ""
+    loss = f"; {in_ms(least.loss_ns)} of it after the forward pass, as part of the loss" if has_loss else ""
     yield Finding(
         "code-outside-passes",
         f"Operators outside the model, the backward pass and the optimizer take {in_ms(took_ns)} per step, mostly at "

@@ -45,7 +45,7 @@ class Place(StrEnum):
 
     FORWARD = "forward"
     AFTER_FORWARD = "before the backward"
-    AFTER_BACKWARD = "between backward and optimizer"
+    AFTER_BACKWARD = "between the backward pass and the optimizer"
     OPTIMIZER = "optimizer"
     AFTER_OPTIMIZER = "after the optimizer"
 
@@ -312,11 +312,11 @@ def _said(calls: Sequence[OutsideCalls]) -> str:
 
 
 _WHERE = {
-    Place.FORWARD: "in the forward",
-    Place.AFTER_FORWARD: "between forward and backward",
-    Place.AFTER_BACKWARD: "between backward and optimizer",
+    Place.FORWARD: "in the forward pass",
+    Place.AFTER_FORWARD: "between the forward and the backward pass",
+    Place.AFTER_BACKWARD: "between the backward pass and the optimizer",
     Place.OPTIMIZER: "in the optimizer",
-    Place.AFTER_OPTIMIZER: "between the optimizer and the next forward",
+    Place.AFTER_OPTIMIZER: "between the optimizer and the next forward pass",
 }
 
 

@@ -460,7 +460,8 @@ def growing_steps(run: WholeRun, view: View) -> Iterator[Finding]:
         f"{in_ms(at_end[part] - at_start[part])} longer at the end{memory}",
         "Find what grows with the number of steps: a list of losses or outputs that keep their graphs (append "
         "loss.item() or output.detach()), a queue or cache that is never trimmed, hooks that are registered again in "
-        "each step, or a file that is read or written as a whole. Inputs may also grow by design.",
+        "each step, or a file that is read or written as a whole. The steps may also be meant to become longer, for "
+        "example with growing inputs.",
         gain_ns,
         may_be_meant=True,
         numbers=only_known(first_ns=first.median_ns, last_ns=last.median_ns, num_steps=num_steps),
@@ -501,8 +502,8 @@ def uneven_work(run: WholeRun, view: View) -> Iterator[Finding]:
     yield Finding(
         "uneven-work",
         f"The ranks take turns at being the slowest: waiting for the slowest rank takes {percent(share)} of the step",
-        f"in {uneven.num_steps:,} steps, the slowest rank worked {in_ms(uneven.lost_ns)} longer than the ranks did on "
-        f"average, and no rank was the slowest in more than {percent(uneven.most_often)} of the "
+        f"in {uneven.num_steps:,} steps, the slowest rank worked {in_ms(uneven.lost_ns)} longer than the average of "
+        f"all ranks, and no rank was the slowest in more than {percent(uneven.most_often)} of the "
         f"steps{sizes if larger >= _LARGER_INPUTS else ''}",
         "Give all ranks batches of about the same size in each step: sort or group the samples by length "
         "(Trainer: group_by_length=True) so that all ranks of a step get similar lengths, or limit the number of "

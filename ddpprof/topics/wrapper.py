@@ -37,7 +37,7 @@ from ddpprof.topics.steps.overlap import BackwardCompute, backward_passes, marke
 class WrapperCost:
     """Time of the training thread in one step, in ns; ``None`` if unknown."""
 
-    pre_forward_ns: Annotated[int | None, Number("DDP's own work before the forward")]
+    pre_forward_ns: Annotated[int | None, Number("DDP's own work before the forward pass")]
     unused_search_ns: Annotated[int, Number("DDP's search for unused parameters")]
     copy_in_ns: Annotated[int, Number("copying gradients into buckets")]
     launch_ns: Annotated[int, Number("passing buckets to the backend")]
@@ -183,16 +183,16 @@ def _if_they_may_differ(others: int, number: int) -> str:
         return statistics
     them = "them" if others == number else f"the {others} buffer{'s' if others > 1 else ''} outside BatchNorm"
     limit = (
-        f"Do this only if the forward does not change {them}, or changes {them} in the same way on all ranks, or if "
-        "ranks may have different values."
+        f"Do this only if the forward pass does not change {them}, or changes {them} in the same way on all ranks, or "
+        "if ranks may have different values."
     )
     return limit if others == number else f"{limit} {statistics}"
 
 
 def _forwards(syncs: BufferSyncs) -> str:
     if syncs.num_buffer_syncs >= syncs.num_forwards:
-        return "every forward"
-    return f"{syncs.num_buffer_syncs} of {syncs.num_forwards} forwards in a step"
+        return "every forward pass"
+    return f"{syncs.num_buffer_syncs} of {syncs.num_forwards} forward passes in a step"
 
 
 def _without_broadcast(view: View) -> str:

@@ -12,8 +12,8 @@ TWICE = "1 parameter (block.bias) got a gradient twice in one backward pass, bec
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("unused", f"{SPARE} did not contribute to the loss in the previous step: use them in every forward."),
-        ("unused_later", f"{SPARE} did not contribute to the loss in the previous step: use them in every forward."),
+        ("unused", f"{SPARE} did not contribute to the loss in the previous step: use them in every forward pass."),
+        ("unused_later", f"{SPARE} did not contribute to the loss in the previous step: use them in every forward"),
         (
             "graph_changes",
             f"{SPARE} did not contribute to the loss in this step, but did in the first step, which static_graph=True",

@@ -207,7 +207,7 @@ def bucket_chart(report: Report) -> Iterable[Chart]:
         return
     traces = [_stage(rows, stage) for stage in range(len(_STAGES))]
     clock = ", on the host's clock" if report.times else ""
-    layout = bars_layout(f"ms after the end of the forward, medians{clock}", "overlay")
+    layout = bars_layout(f"ms after the end of the forward pass, medians{clock}", "overlay")
     note = _ON_ACCELERATORS if report.times else _STAGES_ON_CPU
     kept = [trace for trace in traces if trace["x"]]
     yield Chart("Buckets from ready to finished", kept, layout, 70 + 26 * len(rows), note)

@@ -134,7 +134,7 @@ def _buckets(comparison: Comparison) -> Iterable[Section]:
     named = any(bucket is not None and bucket.first_parameter is not None for c in shown for bucket in (c.a, c.b))
     names = ("A", "B", "MB", *(name for name, _ in _TIMES))
     yield Table(
-        f"Buckets, A → B, ms after the end of the forward (medians{_of_typical(comparison)})",
+        f"Buckets, A → B, ms after the end of the forward pass (medians{_of_typical(comparison)})",
         tuple(map(Column, names)),
         tuple(_bucket(change) for change in shown),
         f"matched by {'their parameters' if named else 'position and size'}"
@@ -176,7 +176,8 @@ def _kernels(comparison: Comparison) -> Iterable[Section]:
 
 
 _KERNELS_OF_ONE = (
-    "Kernels that became slower, ms (medians; differences exceed the noise within a run, but may be noise between runs)"
+    "Kernels that became slower, ms (medians; differences exceed the noise within a run, but may be due to noise "
+    "between runs)"
 )
 _KERNELS_OF_SEVERAL = "Kernels that are slower in every run of B than in any run of A, ms (medians of a typical run)"
 

@@ -78,7 +78,8 @@ def _verdict(report: OverheadReport) -> str:
     ratio = report.ratio
     world = report.job.world_size or 1
     on = "on one rank" if world == 1 else f"on {world} ranks, communication included"
-    pairs, times = count(ratio.num_pairs, "pair"), f"{in_ms(report.with_ns)} against {in_ms(report.without_ns)}"
+    pairs = count(ratio.num_pairs, "pair")
+    times = f"{in_ms(report.with_ns)} with DDP, {in_ms(report.without_ns)} without"
     if ratio.is_beyond_noise:
         return f"With DDP a step takes {interval(ratio)} × as long as without it, {on}: {times}."
     if ratio.low is None or ratio.high is None or ratio.high - ratio.low > _VAGUE:
@@ -123,7 +124,7 @@ def interval(ratio: Ratio) -> str:
 
 
 def _parts(report: OverheadReport) -> Section:
-    rows = [("measured: step with DDP minus step without", ms(report.overhead_ns), _range(report))]
+    rows = [("measured: step with DDP minus step without DDP", ms(report.overhead_ns), _range(report))]
     wrapper, parts = report.wrapper, report.parts
     if wrapper is not None:
         rows += [
@@ -258,12 +259,12 @@ def sweep_sections(report: SweepReport) -> Iterable[Section]:
                 (clean(name), ms(m.constant_ns), f"{m.slope_ns / 1e6:.4g}", ms(m.floor_ns), f"{m.relative_error:.1%}")
                 for name, m in models
             ),
-            "error: root mean square error of the model, relative to the measured time",
+            "error: root mean square error of the fitted model, relative to the measured time",
         )
     for found in report.crossovers:
         yield Line(_crossover(report, found))
     if not report.crossovers and len(models) > 1:
-        yield Line("According to these models, one configuration is fastest at every size.")
+        yield Line("According to these fitted models, one configuration is fastest at every size.")
     if not models and len(report.points) > 1:
         yield Line(_fastest(report.points))
 
@@ -334,7 +335,7 @@ def _points(report: SweepReport) -> Section:
             row += _cells(cells.get((label, name)), has_sizes)
         ratio = cells[label, configurations[0]].ratio if has_ratios else None
         rows.append((*row, *([ABSENT if ratio is None else interval(ratio)] if has_ratios else [])))
-    rate = f"per s: {_size_name(report)}, divided by the time" if has_sizes else ""
+    rate = f"per s: {_size_name(report)}, divided by the step time" if has_sizes else ""
     if has_ratios:
         heads.append(Column("× the first"))
     ratios = "× the first: time relative to the first row, with simultaneous 95 % intervals" if has_ratios else ""
@@ -353,11 +354,11 @@ def _crossover(report: SweepReport, found: SweepCrossover) -> str:
     if not found.is_measured or c.low is None or c.high is None:
         return (
             f"These sizes do not show whether {clean(found.above)} becomes faster than {clean(found.below)}: the "
-            f"models cross at {_size_name(report)} {three_digits(c.size)} (95% interval {low} to {high})."
+            f"fitted models cross at {_size_name(report)} {three_digits(c.size)} (95% interval {low} to {high})."
         )
     grows = ""
     if c.slope_ratio is not None:
-        grows = f" Its time also grows {c.slope_ratio:.2f} times more slowly with the size."
+        grows = f" Its step time also grows more slowly with the size, by a factor of {c.slope_ratio:.2f}."
     return (
         f"Above {_size_name(report)} {three_digits(c.size)} (95% interval {low} to {high}), the configuration "
         f"{clean(found.above)} is faster than {clean(found.below)}.{grows}"
@@ -380,7 +381,7 @@ def tuning_sections(report: TuneReport) -> Iterable[Section]:
             f"There was no prediction, so a variety of settings was tried: {clean(report.unpredicted, most=400)}"
         )
     elif not report.promises:
-        yield Line("No setting was predicted to be faster; the best setting was tried anyway.")
+        yield Line("No setting was predicted to be faster; the setting with the best prediction was tried anyway.")
     yield Line(
         f"Tuning took {count(report.num_steps, 'step')} of training. Trying all {report.num_distinct} distinct "
         f"settings equally often would take {report.exhaustive_steps:,} steps.",

@@ -54,7 +54,7 @@ def netbench_sections(bench: NetBench) -> Iterable[Section]:
         },
         note="time: on the slowest rank, after a barrier; busbw: link bandwidth as defined by nccl-tests; "
         "1 GB is 10⁹ bytes; CPU: CPU time of one rank; pair: time of two concurrent collectives ÷ time of one "
-        "(1: the second is free, 2: they run one after the other)",
+        "(1: the second takes no additional time, 2: they run one after the other)",
     )
     reached = reached_by_netbench(bench)
     if reached is not None:

@@ -250,8 +250,8 @@ def buckets_too_small(rows: Rows, view: View) -> Iterator[Finding]:
                 "buckets-too-small",
                 f"{len(buckets)} small buckets ({size(total / len(buckets))} on average) add latency",
                 f"even the fastest all-reduce takes {in_ms(latency)}; all {len(buckets)} buckets hold only "
-                f"{size(total)}, "
-                + (f"for which DDP's default is {wanted}" if new.is_default else f"for which {wanted} would be best"),
+                f"{size(total)}, for which "
+                + (f"DDP's default builds {wanted}" if new.is_default else f"{wanted} would be best"),
                 _USE_DEFAULT if new.is_default else f"Use fewer buckets: {call_for(view.framework, new)}.",
                 at_most(gain, new.predicted),
                 predicted=new.predicted,
@@ -333,7 +333,7 @@ def better_buckets(rows: Rows, view: View) -> Iterator[Finding]:
         "better-buckets",
         "Different bucket sizes are predicted to shorten the step",
         f"{_sizes(sizes)} instead of {_sizes(was)}, in the order in which they are sent",
-        f"Try {call_for(view.framework, best)}. To compare it with other caps, use ddpprof whatif.",
+        f"Try {call_for(view.framework, best)}. To compare these sizes with others, use ddpprof whatif.",
         best.predicted.high_ns,
         predicted=best.predicted,
         cause_ns=view.exposed_ns,
@@ -406,7 +406,7 @@ def _reorder(module: DdpModule, parameter: str) -> str:
             "rank."
         )
     return (
-        f"Define {parameter} earlier in the model, in the order in which forward uses the layers: with "
+        f"Define {parameter} earlier in the model, in the order in which forward() uses the layers: with "
         "find_unused_parameters=True, DDP fills its buckets in reverse order of definition. Without "
         "find_unused_parameters=True, or with static_graph=True, DDP uses the order in which gradients become ready."
     )

@@ -273,7 +273,7 @@ class BucketRow:
     ]
     late_rank: Annotated[int | None, Number("rank that launched last in most steps")]
     """the late rank is ``None`` if there is only one rank, or if the ranks are on several hosts, whose clocks differ"""
-    late_by_ns: Annotated[int | None, Number("time from the first to the last rank's launch", HOST)]
+    late_by_ns: Annotated[int | None, Number("time from the first rank's launch to the last rank's launch", HOST)]
     num_passes: Annotated[int, Number("number of times the bucket is sent per step")] = 1
     """median number of synchronized backward passes through the module per step; every bucket is sent once in
     each pass

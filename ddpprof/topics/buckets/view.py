@@ -46,7 +46,7 @@ def bucket_tables(found: Sequence[BucketRow], report: ReportView) -> Iterable[Se
     note = cut_off(len(found), _MAX_BUCKETS, "buckets")
     recorded = any(bucket.first_parameter is not None for bucket in buckets)
     alone = _FROM_A_TRACE_ALONE if is_ddps else _NOT_OF_DDP
-    since = "the end of the forward" if is_ddps else "the backward pass began"
+    since = "the end of the forward pass" if is_ddps else "the backward pass began"
     yield from _tables_of_times(
         buckets,
         report,

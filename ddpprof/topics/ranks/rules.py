@@ -249,7 +249,7 @@ _ON_CPU = (
     "its code waits for a lock, a disk or the network, and its CPU cores: their clock rate, and other processes."
 )
 _SLEEPING = (
-    "Check what only this rank, and no other rank, waits for: a lock, a disk, the network or a sleep. While the job "
+    "Check what this rank waits for but the other ranks do not: a lock, a disk, the network or a sleep. While the job "
     "runs, py-spy dump --pid PID or ddpprof diagnose RUN --dump-stacks shows the line in which the rank waits."
 )
 

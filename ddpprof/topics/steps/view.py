@@ -362,7 +362,7 @@ def recording_cost_line(report: ReportView) -> Iterable[Section]:
     light, profiled = cost.light_ratio, cost.profiled_ratio
     by_chance = [ratio for ratio in (light, profiled) if ratio is not None and cost.is_noise(ratio)]
     measured = [
-        f"{name} took {ratio:.2f} × as long ({in_ms(took_ns)} against {in_ms(cost.off_ns)})"
+        f"{name} took {ratio:.2f} × as long ({in_ms(took_ns)} instead of {in_ms(cost.off_ns)})"
         for name, ratio, took_ns in (
             ("profiled steps", profiled, cost.profiled_ns),
             ("lightly recorded steps", light, cost.light_ns),

@@ -61,7 +61,7 @@ def test_a_trial_that_hangs_is_ended_with_its_processes(
     ((trial, ended),) = conduct(tmp_path / "o", asked, [Trial(1, 0)])
     assert (trial, ended is not None) == (Trial(1, 0), True)
     assert re.fullmatch(
-        r"it was ended after [34] s, because it took more than 10 times as long as other trials", ended.problem
+        r"it was ended after [34] s, because it took more than 10 times as long as the other trials", ended.problem
     )
     assert not Path("/proc", (tmp_path / "child").read_text()).exists()
 

@@ -116,8 +116,8 @@ def test_a_record_that_ends_before_its_trace_is_named(run: Path, traced: list[in
         for n in traced
     ]
     (run / "rank-1.trace.json.gz").write_bytes(gzip.compress(json.dumps({"traceEvents": steps}).encode()))
-    said = f"rank 1: rank-1.steps.jsonl is incomplete. Steps {unknown} are only in the trace and are left out"
-    assert load_run(run).missing == ((said,) if unknown else ())
+    said = f"rank-1.steps.jsonl is incomplete. Steps {unknown} are in the trace but not in that file, and are left out"
+    assert load_run(run).missing == ((f"rank 1: {said}",) if unknown else ())
 
 
 def test_no_trace_is_missed_where_none_was_asked_for(run: Path) -> None:

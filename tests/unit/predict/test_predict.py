@@ -107,7 +107,7 @@ def test_a_static_graph_spares_the_search_and_fills_buckets_as_gradients_come() 
 
 
 def test_other_ranks_must_know_the_same_gradients() -> None:
-    with pytest.raises(DdpprofError, match="show a different number of gradients"):
+    with pytest.raises(DdpprofError, match="have different numbers of gradients"):
         profile().without_others(profile(computed=computed(10, (11, 12), 14)))
 
 

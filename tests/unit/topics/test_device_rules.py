@@ -156,7 +156,7 @@ def test_launch_bound(ns: int | None, fires: bool) -> None:
 @pytest.mark.parametrize(
     ("profiler_ns", "gain_ns", "evidence"),
     [
-        pytest.param(None, 30 * MS, "Profiling slows the host: this time is shorter without", id="unknown"),
+        pytest.param(None, 30 * MS, "Profiling slows the host: the idle time is shorter without", id="unknown"),
         pytest.param(20 * MS, 10 * MS, "the gain does not include the 20.0 ms by which the profiler", id="a-part"),
         pytest.param(27 * MS, None, "", id="nearly-all"),
         pytest.param(40 * MS, None, "", id="the-host-runs-ahead-without-it"),
@@ -179,14 +179,14 @@ READS = (
     [
         pytest.param(
             3 * MS, READS, "the script reads its results 16 times per step",
-            "the accelerator is idle for 3.00 ms per step after such reads; train.py:12 in step calls item() 15 times "
+            "the accelerator is idle for 3.00 ms per step after these reads; train.py:12 in step calls item() 15 times "
             "per step; train.py:30 in clip calls bool() once per step", id="lines-known",
         ),
         pytest.param(
             3 * MS,
             (),
             "the script reads its results",
-            "the accelerator is idle for 3.00 ms per step after such reads",
+            "the accelerator is idle for 3.00 ms per step after these reads",
             id="a-trace",
         ),
         pytest.param(MS - 1, READS, None, "", id="less-than-1-percent"),

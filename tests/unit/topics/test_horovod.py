@@ -148,7 +148,7 @@ def test_in_a_folder_of_traces_it_is_skipped_by_name(tmp_path: Path) -> None:
     of_step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 1, "dur": 5, "pid": 1, "tid": 1}
     (tmp_path / "rank0.json").write_text(json.dumps({"traceEvents": [of_step]}))
     missing = build_report(load_run(tmp_path)).missing
-    assert any("timeline.json is a Horovod timeline. To read it, give only this file" in text for text in missing)
+    assert any("a Horovod timeline. To read it, give only its path" in text for text in missing)
 
 
 TIMELINE = TRACES / "horovod_timeline_2ranks.json"

@@ -21,18 +21,18 @@ from ddpprof.topics.overlap_slowdown import slowdown_section
         pytest.param(
             {"known_share": 0.01},
             "It is unknown how much communication slows computation: almost none of the computation that ran during "
-            "communication also ran alone.",
+            "communication also ran without communication.",
             id="next-to-nothing-is-known",
         ),
         pytest.param(
             {"known_share": 0.06},
-            "Only 6% of the overlapped computation could be compared with the same kernels alone; with communication, "
-            "they took 1.12 × as long.",
+            "Only 6% of the overlapped computation could be compared with the same kernels without "
+            "communication; with communication, they took 1.12 × as long.",
             id="little-is-known",
         ),
         pytest.param(
             {"ratio": 0.97, "lost_ns": -50_000, "known_share": 0.4},
-            "Communication does not noticeably slow computation: it takes 0.97 × as long as alone (measured for 40% of "
+            "Communication does not noticeably slow kernels: with it, they take 0.97 × as long (measured for 40% of "
             "the 30.0 ms of overlapped computation per step).",
             id="faster",
         ),

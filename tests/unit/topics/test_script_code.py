@@ -179,7 +179,7 @@ def test_a_large_part_of_the_loss_counts_as_outside() -> None:
     lines = (CodeLine(AVERAGE, 0, 0, 0, MS, 0, 9 * MS), CodeLine(CLIP, 0, 0, 0, 3 * MS))
     (found,) = code_outside_passes([RankCode(0, 5, lines)], View(1, step_ns=90 * MS))
     assert found.gain_ns == 13 * MS
-    assert found.evidence.endswith("; 9.00 ms of it between forward and backward, as part of the loss")
+    assert found.evidence.endswith("; 9.00 ms of it after the forward pass, as part of the loss")
     assert not list(code_outside_passes([RankCode(0, 5, lines)], View(1, step_ns=91 * MS))), "4 ms, without the loss"
 
 

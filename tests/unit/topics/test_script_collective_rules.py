@@ -24,7 +24,7 @@ def only_one(findings: tuple[Finding, ...]) -> Finding:
     [
         pytest.param(
             [called(Purpose.PARAMETERS, 2 * MS, num_calls=6, num_bytes=400_000)], "parameter-averaging", 2 * MS,
-            "6 × all-reduce of 0.4 MB in all, between the optimizer and the next forward: 2.00 ms per step",
+            "6 × all-reduce of 0.4 MB in all, between the optimizer and the next forward pass: 2.00 ms per step",
             id="parameters",
         ),
         pytest.param(
@@ -65,7 +65,7 @@ def only_one(findings: tuple[Finding, ...]) -> Finding:
         ),
         pytest.param(
             [called(Purpose.OTHER, MS, num_bytes=None, place=Place.AFTER_FORWARD)], "metrics-every-step", MS,
-            "between forward and backward", id="a-sum-that-is-no-gathered-embedding",
+            "between the forward and the backward pass", id="a-sum-that-is-no-gathered-embedding",
         ),
     ],
 )  # fmt: skip

@@ -159,7 +159,7 @@ def test_a_single_parameter_or_buffer_is_said_to_be_one() -> None:
     assert "freeze it before wrapping (parameter.requires_grad_(False)) or remove it." in finding.advice
     module = ddp_module(**{**BUFFERS, "num_buffers": 1, "num_batch_norms": 0}, broadcast_buffers=True)
     title = only(observed(module, buffer_sync_ns=MS)).title
-    assert title == f"1 buffer of {module.name} is broadcast before every forward"
+    assert title == f"1 buffer of {module.name} is broadcast before every forward pass"
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_buffers_of_a_teacher_without_gradients_are_not_broadcast() -> None:
 def test_of_buffers_beside_those_of_batch_norm_it_is_said_that_they_may_matter() -> None:
     module = ddp_module(**BUFFERS, num_buffers_of_batch_norms=5, broadcast_buffers=True)
     finding = only(observed(module, buffer_sync_ns=MS))
-    assert finding.title == f"6 buffers of {module.name} are broadcast before every forward"
+    assert finding.title == f"6 buffers of {module.name} are broadcast before every forward pass"
     assert "the 1 buffer outside BatchNorm" in finding.advice
     assert "evaluate and save on rank 0" in finding.advice
     assert find_all(observed(module, buffer_sync_ns=MS, world_size=1)) == ()
@@ -232,7 +232,7 @@ def test_no_static_graph_is_advised_where_gradients_accumulate(num_micro_steps: 
 
 def test_buffers_that_are_no_statistics_may_matter_to_training() -> None:
     module = ddp_module(**{**BUFFERS, "num_batch_norms": 0}, broadcast_buffers=True)
-    assert "Do this only if the forward does not change them" in only(observed(module, buffer_sync_ns=MS)).advice
+    assert "Do this only if the forward pass does not change them" in only(observed(module, buffer_sync_ns=MS)).advice
 
 
 @pytest.mark.parametrize(

@@ -38,14 +38,14 @@ def with_cost(light_ratio: float, profiled_ns: int) -> Report:
         pytest.param(
             1.02,
             133_500_000,
-            "profiled steps took 2.00 × as long (134 ms against 66.8 ms); light recording had no measurable cost "
+            "profiled steps took 2.00 × as long (134 ms instead of 66.8 ms); light recording had no measurable cost "
             "(± 10%)",
             id="the-profiler-costs",
         ),
         pytest.param(
             1.2,
             67_000_000,
-            "lightly recorded steps took 1.20 × as long (67.0 ms against 66.8 ms); profiling had no measurable cost "
+            "lightly recorded steps took 1.20 × as long (67.0 ms instead of 66.8 ms); profiling had no measurable cost "
             "(± 10%)",
             id="light-recording-costs",
         ),
