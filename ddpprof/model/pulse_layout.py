@@ -52,7 +52,7 @@ class Ring(NamedTuple):
         return self.at + self.num_places * self.row.size
 
     def place(self, number: int) -> int:
-        """Return the offset in the file of the row with this number."""
+        """Return the file offset of the row with this number."""
         return self.at + number % self.num_places * self.row.size
 
     def spans(self, first: int, until: int) -> list[tuple[int, int]]:

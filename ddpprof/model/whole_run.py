@@ -186,7 +186,7 @@ class LongStep:
 
 @dataclass(frozen=True, slots=True)
 class NonfiniteSteps:
-    """Steps of a rank with a NaN or infinite loss, as far as losses were read."""
+    """Steps of a rank with a NaN or infinite loss, among the steps whose loss was read."""
 
     first_step: int
     num_steps: int

@@ -208,7 +208,7 @@ def _in_other_order(positions: Sequence[Position]) -> OddRank | None:
 
 
 def _short_place(position: Position) -> str:
-    """Return the line of the user's code, without the folder of its file."""
+    """Return the file name and number of the line in the user's code, without the folder."""
     return "" if position.place is None else f" at {position.place.rpartition('/')[2]}"
 
 

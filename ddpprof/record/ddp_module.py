@@ -197,9 +197,9 @@ def bucket_layout(ddp: DistributedDataParallel, of_reducer: ReducerParameters) -
 
 
 def unused_indices(ddp: DistributedDataParallel, num_parameters: int) -> set[int] | None:
-    """Return the indices of parameters without a gradient in the last synchronized backward pass, on CPU only.
+    """Return the indices of parameters without a gradient in the last synchronized backward pass.
 
-    Returns ``None`` if torch does not report the order of gradients.
+    Returns ``None`` if torch does not report the order of gradients. It reports this order only for modules on CPU.
     """
     order = ddp._get_ddp_logging_data().get("prev_iteration_grad_ready_order_indices")
     if order is None:

@@ -387,7 +387,7 @@ def _assumes(profile: Profile, world: Setting, network: Network, is_compiled: bo
         )
     if num_ranks(world, profile.training, network) != network.world_size:
         said.append(f"all links are equally fast, with {world.algorithm} all-reduce")
-        said.append("no rank is slower than the ranks of the run")
+        said.append("no added rank is slower than the recorded ranks")
     if world.batch_scale != 1:
         said.append("computation time grows with the batch size")
     if profile.training.on_cpu:

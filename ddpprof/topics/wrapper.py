@@ -35,7 +35,7 @@ from ddpprof.topics.steps.overlap import BackwardCompute, backward_passes, marke
 
 @dataclass(frozen=True, slots=True)
 class WrapperCost:
-    """Time of the training thread in one step, in ns; ``None`` if unknown."""
+    """Time that the training thread spends in DDP's own code in one step, in ns; ``None`` if unknown."""
 
     pre_forward_ns: Annotated[int | None, Number("DDP's own work before the forward pass")]
     unused_search_ns: Annotated[int, Number("DDP's search for unused parameters")]

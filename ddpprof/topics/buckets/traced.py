@@ -215,7 +215,7 @@ def _backward(passes: Sequence[BackwardCompute], at_ns: int | None) -> BackwardC
 
 
 def _origins(trace: Trace) -> Int64Column:
-    """Return the times that can be the origin of a pass, in ascending order."""
+    """Return the times that can be time 0 of a backward pass, in ascending order."""
     marks = trace.host_spans
     if not reduces_without_ddp(trace):
         return np.sort(marks.end_ns[marks.mark == Mark.FORWARD])

@@ -110,7 +110,7 @@ def test_charts_say_whose_times_they_draw(device: str, says_so: bool) -> None:
     step = move_timeline(step, 0, ())
     page = report_page(shown, Timeline((RankTimeline(0, device, ("x",), True, (0,), (step,)),), None))
     assert ("The step in numbers, ms of device time" in page) is says_so
-    assert ("The lanes show when the device works" in page) is says_so
+    assert ("The lanes show when the device is busy" in page) is says_so
 
 
 def test_the_json_report_has_the_fields_whose_times_it_tells() -> None:

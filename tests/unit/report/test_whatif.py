@@ -156,7 +156,7 @@ def test_what_the_run_does_not_know_is_refused(made: dict[str, Any], asked: dict
     [
         ({}, "one all-reduce at a time"),
         ({"world_size": 8, "algorithm": Algorithm.TREE}, "with tree all-reduce"),
-        ({"world_size": 8}, "no rank is slower than the ranks of the run"),
+        ({"world_size": 8}, "no added rank is slower than the recorded ranks"),
         ({"batch_scale": 2.0}, "computation time grows with the batch size"),
     ],
 )
