@@ -174,8 +174,8 @@ _LANES = (
 
 
 _ON_ACCELERATORS = (
-    "The lanes show when the device is busy; times are on the host's clock. Buckets are held back until the host launches them, "
-    "and queued until the device starts them."
+    "The lanes show when the device is busy; times are on the host's clock. Buckets are held back until the host "
+    "launches them, and queued until the device starts them."
 )
 
 
