@@ -243,6 +243,7 @@ def _recorded_files(directory: Location) -> RunFiles:
             missing=(about.profiled_ranks,) if about.profiled_ranks else (),
             exits=load_exits(directory),
             tried=tuple(read_json(directory / TRIED_FILE, list[TriedChange]) or ()),
+            is_of_torchrun=about.elastic is not None,
         ),
         tuple(
             RankFiles(rank, () if trace is None else (trace,), directory, expects_trace, about.run_id)

@@ -185,6 +185,8 @@ class Run:
     """summary of the whole training, not just of the recorded steps; ``None`` if no rank wrote a pulse file"""
     link_bits_per_s: int | None = None
     """speed of the link between the hosts, as given by the user; takes precedence over speeds found in the records"""
+    is_of_torchrun: bool = False
+    """True if torchrun started the ranks"""
 
     @property
     def modules(self) -> tuple[DdpModule, ...]:

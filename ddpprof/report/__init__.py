@@ -134,6 +134,8 @@ class Job:
     """number of unused CPU cores per rank, on the host where it is lowest; ``None`` if unknown"""
     ranks_per_core: float | None = None
     """number of ranks per CPU core, on the host where it is highest; ``None`` if unknown"""
+    is_of_torchrun: bool = False
+    """True if torchrun started the ranks"""
 
     def averages(self, rank: int) -> bool:
         """Return True if a rank averages its gradients with the lowest rank."""
@@ -156,7 +158,16 @@ class Job:
 
     def trace_command(self, *options: str) -> str:
         """Return the command that records the run again, with further options."""
-        return " ".join(("ddpprof trace", *options, shlex.join(self.recorded_with) or "train.py"))
+        return " ".join(("ddpprof trace", *options, shlex.join(self.trace_words)))
+
+    @property
+    def trace_words(self) -> tuple[str, ...]:
+        """Arguments of ``ddpprof trace`` that record the run again; an example if the script itself recorded it."""
+        if self.recorded_with:
+            return self.recorded_with
+        is_on_one_host = self.is_of_torchrun and len(self.hosts) == 1
+        launcher = ("--nproc-per-node", str(self.world_size)) if is_on_one_host and self.world_size else ()
+        return (*launcher, "train.py")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -212,7 +212,7 @@ def _not_profiled(report: Report, how_many: str) -> str:
     enough = default_steps(on_accelerator)
     if number is None or number >= enough:
         return need
-    words = shlex.join(without_step_options(report.job.recorded_with)) or "train.py"
+    words = shlex.join(without_step_options(report.job.trace_words))
     options = options_for(number, on_accelerator)
     with_options = (
         "" if options is None else (f" Or record with {number} steps: ddpprof trace {options} {clean(words)}")
@@ -237,7 +237,7 @@ def without_step_options(words: Sequence[str]) -> list[str]:
 
 def longer_recording(report: Report, finding: Finding) -> str:
     """Return the command that records long enough to show whether the finding is noise."""
-    words = shlex.join(without_step_options(report.job.recorded_with)) or "train.py"
+    words = shlex.join(without_step_options(report.job.trace_words))
     return f"ddpprof trace {finding.longer_recording} {words}"
 
 

@@ -504,6 +504,19 @@ def test_the_verdict_names_a_larger_cost_than_communication(
 
 
 @pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        pytest.param({"recorded_with": ("--steps", "3", "x.py")}, "--steps 3 x.py", id="recorded-by-the-command"),
+        pytest.param({"is_of_torchrun": True}, "--nproc-per-node 2 train.py", id="torchrun"),
+        pytest.param({"is_of_torchrun": True, "hosts": ("a", "b")}, "train.py", id="torchrun-on-several-hosts"),
+        pytest.param({}, "train.py", id="unknown"),
+    ],
+)
+def test_the_command_that_records_again(changes: dict[str, Any], words: str) -> None:
+    assert replace(report().job, **changes).trace_command("--out", "A") == f"ddpprof trace --out A {words}"
+
+
+@pytest.mark.parametrize(
     ("made", "said"),
     [
         pytest.param(report(), "A step takes 50.0 ms. In the profiled steps, exposed", id="cpu"),
