@@ -105,6 +105,8 @@ class Pause(msgspec.Struct, frozen=True):
     """ranks on which `part` takes longer; the other ranks wait for them"""
     last_step: int | None = None
     """number of the last of the longer steps; only set for the kind ``COMPILATION``"""
+    every_ns: Int64 | None = None
+    """time from one of the longer steps to the next, if it is constant; only set for the kind ``UNKNOWN``"""
 
 
 class UnevenWork(msgspec.Struct, frozen=True):

@@ -101,7 +101,14 @@ def pauses_in(steps: JobSteps) -> tuple[Pause, ...]:
     if long.any():
         extra_ns, every = int(left_ns[long].sum()), _regular_distance(steps.number[long])
         part, ranks = _where_longer(steps, long, extra_ns)
-        pauses.append(Pause(PauseKind.UNKNOWN, int(long.sum()), extra_ns, every, part, ranks))
+        every_ns = _regular_time(steps.number[long], steps.start_ns[long]) if every is None else None
+        is_by_timer = every_ns is not None and every_ns >= _LEAST_OF_TIMER * normal_ns
+        pauses.append(
+            Pause(
+                PauseKind.UNKNOWN, int(long.sum()), extra_ns, every, part, ranks,
+                every_ns=every_ns if is_by_timer else None,
+            )
+        )  # fmt: skip
     return tuple(pauses)
 
 
@@ -167,6 +174,28 @@ def _regular_distance(numbers: Int64Column) -> int | None:
 
 
 _FEW_DISTANCES = 3
+
+
+def _regular_time(numbers: Int64Column, starts_ns: Int64Column) -> int | None:
+    """Return the time between steps that begin at `starts_ns` if it is regular, otherwise ``None``.
+
+    Consecutive steps count as one, because the work that makes them long may take longer than a step.
+    """
+    begins = np.append(True, np.diff(numbers) > 1)
+    times_ns = np.diff(starts_ns[begins])
+    if len(times_ns) < _FEW_TIMES:
+        return None
+    usual_ns = float(np.median(times_ns))
+    multiples = np.maximum(1, np.round(times_ns / usual_ns))
+    is_multiple = np.abs(times_ns / usual_ns - multiples) <= _CLOSE
+    return round(usual_ns) if np.mean(is_multiple) >= _MOST_MULTIPLES else None
+
+
+_FEW_TIMES = 5
+_CLOSE = 0.1
+"""the time between two long steps may differ by this fraction of the usual time from a multiple of it"""
+_LEAST_OF_TIMER = 3
+"""the usual time between long steps must be at least this many times as long as a normal step"""
 
 
 _MOST_KEPT = 200

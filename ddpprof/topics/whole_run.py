@@ -377,7 +377,7 @@ def long_steps(run: WholeRun, view: View) -> Iterator[Finding]:
     watched_steps = run.num_steps - run.first_step
     for pause in run.pauses:
         share = pause.extra_ns / run.duration_ns if run.duration_ns else 0
-        may_be_chance = pause.kind is PauseKind.UNKNOWN and pause.every is None
+        may_be_chance = pause.kind is PauseKind.UNKNOWN and pause.every is None and pause.every_ns is None
         least = _MUCH_OF_CHANCE if may_be_chance else _MUCH
         is_left_out = pause.kind in (PauseKind.RECORDING, PauseKind.COMPILATION)
         if is_left_out or pause.num_steps < _FEW_PAUSES or share < least or watched_steps <= 0:
@@ -405,6 +405,8 @@ def _title(pause: Pause, num_ranks: int) -> str:
     if pause.kind is not PauseKind.UNKNOWN:
         return _TITLES[pause.kind]
     which = "Some steps take" if pause.every is None else f"One in {pause.every} steps takes"
+    if pause.every_ns is not None:
+        which = f"About every {pause.every_ns / 1e9:.2g} s, a step takes"
     if pause.part is None:
         return f"{which} much longer than other steps. The extra time is"
     (who, s), (verb, what) = _who(pause.ranks, num_ranks), _SPENDS[pause.part]
@@ -419,6 +421,8 @@ def _shorter(pause: Pause, view: View) -> tuple[str, Change | None]:
         return _LESS_OFTEN[pause.kind], None
     if pause.part is StepPart.DATA:
         return load_in_advance(view)
+    if pause.every_ns is not None:
+        return f"{_BY_TIMER} {_CAPTURE}", None
     line = longest_line(view)
     if line is not None:
         return (
@@ -522,6 +526,11 @@ _LARGER_INPUTS = 0.05
 _MOST_IN_TURN = 0.8
 """if one rank is the slowest in more than this share of the steps, it is a straggler, and ranks do not take turns"""
 
+_BY_TIMER = (
+    "These steps occur at regular times, not at regular step numbers. Look for a thread or another program with a "
+    "timer, for example for monitoring, logging or saving. While another thread runs Python code, it holds the GIL, and "
+    "training waits. Run this work less often, or in another process."
+)
 _CAPTURE = "To see what such a step does, profile it in the running job: ddpprof capture --when 'step>1.5x' RUN."
 _SPENDS = {
     StepPart.DATA: ("wait", "for batches"),

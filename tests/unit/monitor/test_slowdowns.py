@@ -97,6 +97,26 @@ def test_long_steps_without_a_flag_have_no_known_reason(long: tuple[int, ...], e
 
 
 @pytest.mark.parametrize(
+    ("usual", "apart_ms", "every_ms"),
+    [
+        pytest.param((7, 9, 8, 7, 8, 9), (600,) * 6, 600, id="by-a-timer"),
+        pytest.param((7, 9, 16, 7, 8, 9), (600, 600, 1200, 600, 600, 600), 600, id="one-is-left-out"),
+        pytest.param((8, 3, 11, 4, 9, 6), (600, 310, 780, 420, 700, 530), None, id="irregular"),
+        pytest.param((7, 9, 8, 7), (600,) * 4, None, id="too-few"),
+    ],
+)
+def test_long_steps_at_regular_times(usual: tuple[int, ...], apart_ms: tuple[int, ...], every_ms: int | None) -> None:
+    """`usual`: number of steps of usual length between two steps of 160 ms; `apart_ms`: times from one to the next."""
+    long = {"other": 101.0}
+    between = [[{"other": (ms - 160) / number - 59}] * number for number, ms in zip(usual, apart_ms, strict=True)]
+    steps = common_steps({0: steps_of([long, *(row for rows in between for row in (*rows, long))])})
+    assert steps is not None
+    (pause,) = pauses_in(steps)
+    assert (pause.kind, pause.num_steps, pause.every) == (PauseKind.UNKNOWN, len(usual) + 1, None)
+    assert pause.every_ns == (None if every_ms is None else every_ms * MS)
+
+
+@pytest.mark.parametrize(
     ("long", "part", "ranks"),
     [
         pytest.param(({"other": 301.0}, {"backward": 320.0, "wait": 300.0}), StepPart.OTHER, (0,), id="one-works"),

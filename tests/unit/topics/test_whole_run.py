@@ -432,6 +432,17 @@ def test_long_steps_without_a_known_reason(every: int | None, extra_ns: int, tit
     assert [one.title for one in long_steps(run, View(2, 70_000_000))] == ([] if title is None else [title])
 
 
+def test_long_steps_by_a_timer() -> None:
+    pause = Pause(PauseKind.UNKNOWN, 15, SECOND, every_ns=SECOND // 2)
+    (found,) = long_steps(WholeRun(110, 10, 10 * SECOND, (), pauses=(pause,)), View(2, 100 * MS))
+    assert found.title == (
+        "About every 0.5 s, a step takes much longer than other steps. The extra time is 10% of the run"
+    )
+    assert "Look for a thread or another program with a timer" in found.advice
+    irregular = replace_struct(pause, every_ns=None)
+    assert not [*long_steps(WholeRun(110, 10, 10 * SECOND, (), pauses=(irregular,)), View(2, 100 * MS))]
+
+
 def test_the_line_of_long_steps_is_named_if_one_was_profiled() -> None:
     run = WholeRun(110, 10, 10 * SECOND, (), pauses=(Pause(PauseKind.UNKNOWN, 15, 3 * SECOND, 4),))
     (found,) = long_steps(run, View(2, 70_000_000))
