@@ -63,14 +63,21 @@ class CodeLine:
     ] = 0
 
     @property
+    def times_ns(self) -> tuple[int, ...]:
+        return self.idle_ns, self.data_ns, self.backward_ns, self.outside_ns, self.loss_ns
+
+    @property
     def longest_ns(self) -> int:
         """The largest of the line's times."""
-        return max(self.idle_ns, self.data_ns, self.backward_ns, self.outside_ns, self.loss_ns)
+        return max(self.times_ns)
 
     @property
     def short(self) -> str:
         """`line` without the folder of the file."""
         return self.line.rpartition("/")[2]
+
+
+_NO_TIMES = CodeLine("", 0, 0).times_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,12 +353,14 @@ def slowest_line_of(rank: int, view: View) -> tuple[str, int] | None:
     """Return the line that takes most extra time on this rank compared with other ranks, and this time in ns."""
     ranks = view[SCRIPT_CODE] or ()
     own = next((one for one in ranks if one.rank == rank), None)
-    others = [{line.line: line.idle_ns for line in one.lines if line.idle_ns} for one in ranks if one.rank != rank]
+    others = [{line.line: line.times_ns for line in one.lines} for one in ranks if one.rank != rank]
     if own is None or not others:
         return None
-    idle = [one for one in own.lines if one.idle_ns]
-    more = {one.short: one.idle_ns - max(lines.get(one.line, 0) for lines in others) for one in idle}
-    return max(more.items(), key=lambda one: one[1], default=None)
+    more = [
+        (one.short, min(max(map(int.__sub__, one.times_ns, lines.get(one.line, _NO_TIMES))) for lines in others))
+        for one in own.lines
+    ]
+    return max(more, key=lambda one: one[1], default=None)
 
 
 def longest_line(view: View) -> CodeLine | None:

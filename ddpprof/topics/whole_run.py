@@ -528,8 +528,8 @@ _MOST_IN_TURN = 0.8
 
 _BY_TIMER = (
     "These steps occur at regular times, not at regular step numbers. Look for a thread or another program with a "
-    "timer, for example for monitoring, logging or saving. While another thread runs Python code, it holds the GIL, and "
-    "training waits. Run this work less often, or in another process."
+    "timer, for example for monitoring, logging or saving. While another thread runs Python code, it holds the GIL, "
+    "and training waits. Run this work less often, or in another process."
 )
 _CAPTURE = "To see what such a step does, profile it in the running job: ddpprof capture --when 'step>1.5x' RUN."
 _SPENDS = {

@@ -190,7 +190,8 @@ def straggler_table(across: AcrossRanks) -> Iterable[Section]:
     if not stragglers.stragglers:
         steps = count(stragglers.num_steps, "recorded step")
         yield Line(
-            f"In {steps}, no rank is significantly slower than the other ranks{_yet_last(across.waiting)}.",
+            f"The {steps} do not show that any rank is significantly slower than the other ranks"
+            f"{_yet_last(across.waiting)}.",
             is_aside=True,
         )
         return

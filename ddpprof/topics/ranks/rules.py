@@ -73,9 +73,7 @@ def straggler(lateness: Lateness, view: View) -> Iterator[Finding]:
         evidence.append(
             f"for about {in_ms(slept_ns)} of this time, its training thread neither ran nor waited for a core"
         )
-    line = slowest_line_of(slowest.rank, view)
-    if line is not None and line[1] >= _WORTH_NAMING * slowest.late_ns:
-        evidence.append(f"{line[0]} takes {in_ms(line[1])} more per step on this rank than on any other rank")
+    evidence += _line_of(slowest.rank, slowest.late_ns, view)
     longer = f"--no-profiler --steps {_steps_to_tell(view.step_ns)}" if may_be_other_work else None
     if longer is not None:
         evidence.append(
@@ -118,16 +116,25 @@ def slow_rank(lateness: Lateness, view: View) -> Iterator[Finding]:
     least = _LATE_ON_SHARED_CORES if view.shares_cores else _LATE_IN_WHOLE_RUN
     if late_ns >= least * fmean(own_ns[slowest]) and _is_slower_throughout(lateness, slowest, next_slowest):
         others = "the other rank" if len(own_ns) == 2 else "any other rank"
+        line = _line_of(slowest, late_ns, view)
         yield Finding(
             "slow-rank",
             f"All ranks wait for rank {slowest}",
             f"over the whole run ({lateness.watched_ns / 1e9:.0f} s, {lateness.watched_steps} steps) its own time "
-            f"was {in_ms(late_ns)} per step longer than that of {others}",
-            _advice(view, None, sleeps=False),
+            f"was {in_ms(late_ns)} per step longer than that of {others}{''.join(f'; {one}' for one in line)}",
+            _advice(view, OwnTimePart.OTHER if line else None, sleeps=False),
             late_ns,
             subject={"rank": slowest},
             numbers=only_known(late_ns=late_ns, num_steps=lateness.watched_steps, watched_ns=lateness.watched_ns),
         )
+
+
+def _line_of(rank: int, late_ns: int, view: View) -> list[str]:
+    """Return a sentence that names the line of the script on which the rank loses much of the time, if there is one."""
+    line = slowest_line_of(rank, view)
+    if line is None or line[1] < _WORTH_NAMING * late_ns:
+        return []
+    return [f"{line[0]} takes {in_ms(line[1])} more per step on this rank than on any other rank"]
 
 
 def _is_slower_throughout(lateness: Lateness, slowest: int, next_slowest: int) -> bool:

@@ -240,6 +240,8 @@ def test_a_late_rank_is_explained_by_the_line_that_takes_longer_there() -> None:
     view = View(2, None, shown={SCRIPT_CODE.name: (slow, quick)})
     assert slowest_line_of(0, view) == ("data.py:3 in __getitem__", 30 * MS)
     assert slowest_line_of(2, view) is None
+    logs = RankCode(0, 5, (CodeLine("log.py:7 in log", 1 * MS, 0, outside_ns=60 * MS), slow.lines[0]))
+    assert slowest_line_of(0, replace(view, shown={SCRIPT_CODE.name: (logs, quick)})) == ("log.py:7 in log", 60 * MS)
     assert slowest_line_of(0, replace(view, shown={SCRIPT_CODE.name: (slow,)})) is None
     assert slowest_line_of(0, View(2, None)) is None
 

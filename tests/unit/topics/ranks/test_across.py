@@ -21,7 +21,10 @@ def test_without_a_straggler_it_says_so(num_last: int, says: str) -> None:
     waiting = tuple(replace(one, num_last=min(num_last, one.num_last or 0)) for one in NOBODY.waiting)
     (line,) = straggler_table(replace(NOBODY, waiting=waiting))
     assert isinstance(line, Line)
-    assert line.text == f"In 9 recorded steps, no rank is significantly slower than the other ranks{says}"
+    assert (
+        line.text
+        == f"The 9 recorded steps do not show that any rank is significantly slower than the other ranks{says}"
+    )
 
 
 def test_of_many_ranks_those_are_shown_for_which_the_others_wait() -> None:
