@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from ddpprof.engine.finding import Finding, only_known
 from ddpprof.engine.numbers import Number
 from ddpprof.engine.topic import Topic, View
-from ddpprof.intervals import Spans, merge, subtract, union, union_of
+from ddpprof.intervals import Spans, merge, subtract, union
 from ddpprof.layout import in_ms
 from ddpprof.model import UNKNOWN, CodeSamples, Mark, Rank, Trace
 from ddpprof.model.backends import is_accelerator
@@ -122,7 +122,8 @@ def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
     data = [sampled.times(split.data, sampled.is_own) for split in found.values()]
     whole = [sampled.times(_without_collectives(rank, trace, step), sampled.is_in_backward) for step in steps]
     outside, own_outside, loss = [], [], []
-    waits, is_library = _waits(trace), ~sampled.is_own & ~sampled.is_in_backward
+    comm, is_library = _communication(trace), ~sampled.is_own & ~sampled.is_in_backward
+    waits = merge(merge(marked_spans(trace, Mark.OPTIMIZER), marked_spans(trace, Mark.DATA)), comm)
     for step, split in found.items():
         passes = _passes(trace, step)
         spans, between = (subtract(one, waits) for one in (_outside(trace, step, passes), _between(trace, passes)))
@@ -131,6 +132,9 @@ def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
             own = sampled.times(subtract(spans, gaps), sampled.is_own, of_callers=True)
             outside.append(own + sampled.times(spans, is_library, of_callers=True))
             loss.append(sampled.times(subtract(between, gaps), sampled.is_own, of_callers=True))
+            in_comm = sampled.times(comm, ~sampled.is_in_backward, of_callers=True)
+            for column in (own, outside[-1], loss[-1]):
+                column[in_comm > column] = 0  # the line calls collectives, which have rules of their own
         else:
             own = sampled.launched(trace, step, spans, sampled.is_own)
             outside.append(own + sampled.launched(trace, step, spans, is_library))
@@ -250,13 +254,12 @@ def _between(trace: Trace, passes: _Passes) -> Spans:
     return union(passes.ends_ns[has_backward], starts_ns[at[has_backward]])
 
 
-def _waits(trace: Trace) -> Spans:
-    """Return the spans of the trace that count neither as outside the passes nor as loss.
-
-    These are the optimizer, waiting for data and, on CPU, communication.
-    """
-    waits = merge(marked_spans(trace, Mark.OPTIMIZER), marked_spans(trace, Mark.DATA))
-    return merge(waits, union_of(trace.collectives)) if trace.device == "cpu" else waits
+def _communication(trace: Trace) -> Spans:
+    """Return the spans from the launch of each collective to its end on CPU; empty on an accelerator."""
+    comm = trace.collectives
+    launched_ns = np.where(comm.launched_ns == UNKNOWN, comm.start_ns, np.minimum(comm.launched_ns, comm.start_ns))
+    is_on_host = np.full(len(comm), trace.device == "cpu")
+    return union(launched_ns[is_on_host], comm.end_ns[is_on_host])
 
 
 def _long(idle: Spans) -> Spans:

@@ -103,7 +103,7 @@ def test_the_finding_on_hooks_and_checkpointing() -> None:
 AVERAGE, CLIP = "/a/train.py:33 in average", "/a/train.py:25 in main"
 
 
-def with_work_outside(device: str, is_in_framework: bool = False) -> Rank:
+def with_work_outside(device: str, is_in_framework: bool = False, comm_from: float = 18.5) -> Rank:
     """A step from 0 to 20 ms, with work between these passes.
 
     The forward ends at 6 ms, the backward at 12 ms. Clipping runs until 14 ms, the optimizer until 15 ms. Weights are
@@ -114,7 +114,7 @@ def with_work_outside(device: str, is_in_framework: bool = False) -> Rank:
     compute = [(int(start * MS), int(end * MS), phase, 0) for start, end, phase in phases]
     marks = [(Mark.DATA, 0, 2), (Mark.FORWARD, 2, 6), (Mark.BACKWARD, 7, 12), (Mark.OPTIMIZER, 14, 15)]
     host = [(mark, start * MS, end * MS, 0) for mark, start, end in marks]
-    comm = [collective(int(18.5 * MS), int(19.5 * MS), launched=int(18.5 * MS), phase=Phase.OTHER)]
+    comm = [collective(int(18.5 * MS), int(19.5 * MS), launched=int(comm_from * MS), phase=Phase.OTHER)]
     made = trace([(0, 20 * MS)], compute=compute, host=host, comm=comm, epoch=1000, device=device)
     samples = CodeSamples(
         began_ns=1000,
@@ -140,6 +140,15 @@ def test_lines_take_time_outside_the_passes(device: str, is_in_framework: bool, 
     assert found is not None
     outside_us = {one.line: one.outside_ns // 1000 for one in found.lines if one.outside_ns}
     assert outside_us == {AVERAGE: average_us, CLIP: clip_us}
+
+
+@pytest.mark.parametrize(("comm_from", "average_us"), [(18.0, 2000), (16.0, None)], ids=["partly", "mostly"])
+def test_a_line_that_mostly_calls_collectives_is_left_out(comm_from: float, average_us: int | None) -> None:
+    """Launched at `comm_from`, the collective ends at 19.5 ms: such lines have findings of their own."""
+    found = measure_code(with_work_outside("cpu", comm_from=comm_from), [0])
+    assert found is not None
+    outside_us = {one.line: one.outside_ns // 1000 for one in found.lines if one.outside_ns}
+    assert outside_us == {CLIP: 2000} | ({} if average_us is None else {AVERAGE: average_us})
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
