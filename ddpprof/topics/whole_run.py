@@ -62,7 +62,7 @@ _SPECIAL = {
     "began an epoch": "began an epoch",
     "compiled": "compiled",
 }
-_ALIKE = 1.25
+_ALIKE = 1.1
 """the step times of the verdict and of the whole run are called different if they differ by more than this factor"""
 _SMALL_GROWTH = 0.02
 _LEAST_STEPS = 20
