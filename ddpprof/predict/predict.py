@@ -236,7 +236,7 @@ def _predict_passes(one: PassProfile, setting: Setting, network: Network) -> _Pr
     after_ns_per_byte = _after_ns_per_byte(one, training, setting)
 
     def replayed(link: Link) -> Replayed:
-        return training.replay(computed, link, after_ns_per_byte, share)
+        return training.replay(computed, _with_halves(link, setting, training), after_ns_per_byte, share)
 
     link = _link(network, setting, training.backend)
     base, doubts = replayed(link), doubts_about(network, link, setting, training)
@@ -309,6 +309,15 @@ def _computed(one: PassProfile, setting: Setting) -> Computed:
 
 def _hook_ns_per_byte(one: PassProfile, setting: Setting) -> float:
     return 0.0 if setting.compression is None else _PASSES[setting.compression] * one.copied_ns_per_byte
+
+
+def _with_halves(link: Link, setting: Setting, training: Training) -> Link:
+    """Return the link with the time in which gloo's threads add the 16-bit numbers of a compression hook."""
+    halves = setting.compression in (Compression.FP16, Compression.BF16)
+    world_size = setting.world_size or training.world_size
+    added = halves * backend_of(training.backend).half_ns_per_byte * (world_size - 1) / world_size
+    alone, busy = (replace(one, ns_per_byte=one.ns_per_byte + added) for one in (link.alone, link.busy))
+    return replace(link, alone=alone, busy=busy)
 
 
 def _after_ns_per_byte(one: PassProfile, training: Training, setting: Setting) -> float:

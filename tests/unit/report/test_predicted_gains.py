@@ -26,10 +26,13 @@ def late(rank: int, part: OwnTimePart | None = OwnTimePart.BACKWARD) -> Straggle
 
 
 def test_each_change_alone() -> None:
-    """Of 20, two are after the last gradient, in which the second bucket of two is sent; half the bytes take one."""
+    """Of 20, two are after the last gradient, in which the second bucket of two is sent; half the bytes take one.
+
+    To add 16-bit numbers, gloo takes 1.3 ns per byte more, on each of two ranks for half of the bytes.
+    """
     found = predict_changes(known(), ())
     assert found.compression is not None
-    assert found.compression.gain_ns == pytest.approx(UNIT, rel=1e-3)
+    assert found.compression.gain_ns == pytest.approx(UNIT - MIB * 1.3 / 2, rel=1e-3)
     assert found.compression.low_ns <= found.compression.gain_ns <= found.compression.high_ns
     assert found.best_buckets is not None
     assert (found.best_buckets.argument, found.best_buckets.predicted) == ("", None), "parameters cannot be divided"
