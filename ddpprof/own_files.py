@@ -188,7 +188,7 @@ class LockedError(Exception):
     def __init__(self, holder: str) -> None:
         super().__init__(holder)
         self.holder = holder
-        """host and PID of the holder"""
+        """host and PID of the process that holds the lock"""
 
 
 @contextmanager

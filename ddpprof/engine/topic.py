@@ -63,7 +63,7 @@ class View:
     launch_bound_ns: int | None = None
     """time that the accelerator is idle because the host launches kernels too late; excludes `host_read_ns`"""
     profiler_ns: int | None = None
-    """time by which the profiler makes a step of an accelerator longer; ``None`` if no step ran without the profiler"""
+    """time that the profiler adds to a step on an accelerator; ``None`` if no step ran without the profiler"""
     host_read_ns: int | None = None
     """time that the accelerator is idle because the host waited for a result from it before launching more work"""
     optimizer_ns: int | None = None

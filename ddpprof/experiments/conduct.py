@@ -289,7 +289,7 @@ def job_of(experiment: Experiment, variant: Variant) -> tuple[list[str], dict[st
     """Return the command of a trial, and the environment variables that replace a launcher. Raises `CannotRecord`.
 
     A single process is started without a launcher, so the script may start its own ranks. If a command contains
-    ``{nproc}``, which stands for the number of processes, it starts these processes itself.
+    ``{nproc}``, which stands for the number of processes, the command starts these processes itself.
     """
     places = {**variant.places, "nproc": str(variant.nproc)}
     words = [_filled(word, places) for word in (*(variant.command or experiment.command), *variant.words)]

@@ -104,9 +104,9 @@ LASTING = log(1.04)
 slowdown
 """
 OVER = log(1.03)
-"""log of a factor; a slowdown has ended if step times are less than this factor above normal"""
+"""log of a factor; a slowdown has ended if step times are below the normal step time multiplied by this factor"""
 TWO_LEVELS = log(1.10)
-"""log of a factor; a slowdown has ended if the step time is less than this factor above the normal step time"""
+"""log of a factor; during a slowdown, a change of the step time by this factor begins another slowdown"""
 MOST_SHIFT = log(2)
 """log of a factor; growth by this factor always counts as a slowdown, even if the step times before it were
 very noisy
@@ -164,8 +164,8 @@ class Windows:
     most_noise: int = 1024
     """the noise is computed from at most this many of the most recent values"""
     recent: int = 192
-    """the step time just before a slowdown is computed from this many of the most recent normal values. If they are
-    below the normal level, for example after a busy period, the level is lowered too
+    """the step time just before a slowdown is computed from this many of the most recent normal values. If these values
+    are below the normal level, for example after a busy period, the normal level is lowered, too
     """
     refresh: int = 32
     """the normal level and the noise are computed again each time that this many values have been added"""
@@ -265,7 +265,7 @@ class LevelShifts:
         return min(max(LEAST_SHIFT, NOISES * self._noise), MOST_SHIFT)
 
     def _is_above(self, windows: Floats, level: float, threshold: float) -> Flags:
-        """Return, for each window, whether it exceeds the level by the threshold in more than a short burst."""
+        """Return, for each window, whether it exceeds the level by the threshold for longer than a short burst."""
         part = self._counts.part
         ends = [windows.shape[1] - number * part for number in range(_PARTS)]
         parts = [np.median(windows[:, end - part : end], axis=1) for end in ends]

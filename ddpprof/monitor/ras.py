@@ -160,8 +160,8 @@ class _Section:
     def __init__(self) -> None:
         self.ranks: dict[int, NcclRank] = {}
         self.usual: dict[str, tuple[int, int]] = {}
-        """operation → size of the largest group of ranks with equal numbers of launches, and the number of launches in
-        this group
+        """operation → size of the largest group of ranks with the same number of launches, and the number of launches
+        in this group
         """
         self.kind = ""
         self._operation = ""

@@ -40,7 +40,7 @@ _UNKNOWN_ERROR = 0.0625
 
 @dataclass(frozen=True, slots=True)
 class PassProfile:
-    """The synchronized backward passes of a step through the same DDP modules, which are assumed to be equal.
+    """The synchronized backward passes of a step through the same DDP modules. The passes are assumed to be alike.
 
     Times are for one pass, since the start of its part of the step.
     """

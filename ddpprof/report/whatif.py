@@ -255,7 +255,7 @@ class WhatIf(ShownInNotebooks):
     without_world_comm_ns: float | None = None
     """predicted communication time per step without the settings in `world`; ``None`` if `world` is empty"""
     equal_mb: tuple[float, float] | None = None
-    """smallest and largest cap with an equally good prediction as the best cap, if there is more than one such cap"""
+    """smallest and largest cap whose predictions are as good as the best cap's, if there is more than one such cap"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ class KernelSlowdown:
     same work alone; ascending
     """
     num_alone: int
-    """number of runs alone from which the medians in `ratios` are computed"""
+    """number of runs without communication from which the medians in `ratios` are computed"""
 
     @property
     def ratio(self) -> float | None:
@@ -112,7 +112,7 @@ class OverlapSlowdown:
 
     @property
     def known_ns(self) -> int:
-        """Covered time of the kernels with a known ratio."""
+        """Total duration of the compared runs of kernels with a known ratio."""
         return sum(row.compared_ns for row in self.kernels if row.ratio is not None)
 
     @property
@@ -127,7 +127,7 @@ class OverlapSlowdown:
 
     @property
     def ratio(self) -> float | None:
-        """Covered time of the kernels with a known ratio, divided by the time that the same runs would take alone."""
+        """Ratio of `known_ns` to the time that the same runs would take alone."""
         lost = [row.lost_ns for row in self.kernels if row.ratio is not None]
         return self.known_ns / (self.known_ns - sum(lost)) if lost else None
 
@@ -292,7 +292,7 @@ class _Control:
 
     @property
     def factor(self) -> float:
-        """Ratio of measured to baseline durations; 1 if there is no such work."""
+        """Ratio of measured to baseline durations; 1 if no work can be compared."""
         baseline_ns = self.twice_baseline_ns // 2
         return self.twice_measured_ns // 2 / baseline_ns if baseline_ns else 1.0
 
