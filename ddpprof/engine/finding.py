@@ -238,7 +238,7 @@ _REPLAYED = (
     "better-buckets",
     "reduces-every-pass",
 )
-"""rules whose gain can only be predicted by replaying the steps"""
+"""rules whose gain can be predicted only by replaying the steps"""
 
 
 _IN_VAIN = (Outcome.NO_DIFFERENCE, Outcome.SLOWER, Outcome.OTHER_RESULTS, Outcome.FAILED)

@@ -216,7 +216,7 @@ class Topic(Generic[_OfRank, _OfRun]):
     rank_type: Any = None
     """type of the result of `of_rank`; required unless the result is ``None``"""
     run_type: Any = None
-    """type of the topic's results for a run, such as ``tuple[Row, ...]``; only needed for topics of other packages"""
+    """type of the topic's results for a run, such as ``tuple[Row, ...]``; needed only for topics of other packages"""
     of_run: Callable[[View], _OfRun | None] | None = None
     """function that derives the results from the view, which contains the results of earlier topics"""
     file: str | None = None

@@ -46,7 +46,7 @@ from ddpprof.rundir import read_world_size
 from ddpprof.topics.failure import is_of_a_lost_peer
 
 _COST_STEPS = 6
-"""number of steps of a profile run that the profiler does not record; in every second one, ddpprof records when
+"""number of steps of a profile run that the profiler does not record; in every second one of them, ddpprof records when
 gradients and buckets are ready
 """
 _PROFILED_STEPS = 2

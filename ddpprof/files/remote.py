@@ -189,7 +189,7 @@ class RemotePath:
             self._write(lambda fs, path: fs.put_file(str(source), path), content)
 
     def _write(self, put: Callable[[Any, str], None], content: IO[bytes]) -> None:
-        """Write a file. `put` is used for stores that only accept whole files."""
+        """Write a file. `put` is used for stores that accept only whole files."""
         import shutil
 
         with explained(self.url):

@@ -253,7 +253,7 @@ class Pulse:
     identity: PulseIdentity
     state: PulseState
     stack: str | None
-    """stack of the training thread, innermost frame last; only available while a step is overdue"""
+    """stack of the training thread, innermost frame last; available only while a step is overdue"""
     steps: PulseSteps
     summaries: PulseSummaries
     samples: PulseSamples

@@ -242,8 +242,8 @@ class Loader(Struct, frozen=True):
     num_fed: Int64 | None = None
     """number of batches that were followed by a DDP forward pass with gradients before the next batch was fetched"""
     num_passed_on: Int64 | None = None
-    """number of recorded forward passes with gradients whose largest input has as many elements as a tensor of a recent
-    batch
+    """number of recorded forward passes (with gradients) in which the largest input has as many elements as a tensor of
+    a recent batch
     """
     waited_ns: Int64 | None = None
     """time for which the training thread waited for this loader in the recorded steps"""

@@ -111,7 +111,7 @@ class UnevenWork(msgspec.Struct, frozen=True):
     """Ranks that take turns at being the slowest rank, for example because their batches differ in size."""
 
     lost_ns: Int64
-    """by how much the own time of the slowest rank exceeds the mean over all ranks, in ns; mean over the steps"""
+    """excess of the slowest rank's own time over the mean own time of all ranks, in ns; mean over the steps"""
     num_steps: int
     most_often: float
     """fraction of the steps in which a rank is the slowest; maximum over the ranks"""

@@ -370,7 +370,7 @@ def _waits_at(position: Position) -> tuple[str | None, str | None]:
 
 
 def _of_fewer_passes(table: Table) -> Verdict | None:
-    """Diagnose ranks that all wait in DDP's own collectives, if one rank has run fewer backward passes."""
+    """Diagnose ranks that all wait in DDP's own collectives, if one rank has run fewer backward passes than others."""
     passes = [one.evidence.state.num_passes for one in table]
     if min(passes) == max(passes):
         return None

@@ -150,7 +150,7 @@ class LevelShift:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Window sizes, as numbers of values."""
+    """Window sizes, counted in values."""
 
     window: int = 32
     part: int = 9
@@ -193,7 +193,7 @@ class LevelShifts:
 
     def __init__(self, windows: Windows = OF_STEPS) -> None:
         self.shifts: list[LevelShift] = []
-        """slowdowns in the order of their steps; only the last one may not have ended yet"""
+        """slowdowns in the order of their steps; all except possibly the last one have ended"""
         self._counts = windows
         self._normal = _Values()
         self._steady: Floats = _NOTHING
@@ -407,7 +407,7 @@ class _Slow:
 
     @property
     def without_growth(self) -> Floats:
-        """Values of the slowdown minus the increase."""
+        """Values of the slowdown, minus the increase in step time."""
         values = self.values.values
         return values - (self.level(_NOTHING) - self.base) if len(values) else values
 

@@ -1,7 +1,7 @@
 """Query NCCL's RAS subsystem about the ranks of a job that hangs, through a socket on this machine.
 
 NCCL has had the socket since version 2.24, and has answered in JSON since 2.28.7. Older versions answer in plain text,
-and name only the ranks that differ from the majority. One answer covers all machines of the job. ddpprof only connects
+and name only the ranks that differ from the majority. One answer covers all machines of the job. ddpprof connects only
 to the loopback interface, and never from the training process.
 """
 

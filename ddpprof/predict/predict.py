@@ -184,7 +184,7 @@ class _PredictedPasses:
     was_ns: float
     """predicted duration with the recorded settings"""
     parts: PredictedParts
-    """parts of the step that are spent in these passes; `rest_ns` is 0"""
+    """parts of the step that are spent in the passes; `rest_ns` is 0"""
     doubted_ns: tuple[float, ...]
     missed_ns: float
     guessed_ns: float

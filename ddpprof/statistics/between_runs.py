@@ -127,7 +127,7 @@ class Difference:
         return False if self.is_measured else None
 
     def may_exceed(self, limit_ns: float) -> bool | None:
-        """Return True if B takes longer than A, possibly by more than the limit; ``None`` if undecided."""
+        """Return True if B takes longer than A and the increase may exceed the limit; ``None`` if undecided."""
         if self.high_ns <= limit_ns:
             return False
         return True if self.low_ns > 0 else None

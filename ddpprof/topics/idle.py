@@ -83,7 +83,7 @@ class Idle:
 
     @property
     def late_launch_ns(self) -> int:
-        """Launch-bound time without `host_read_ns`."""
+        """Launch-bound idle time, excluding `host_read_ns`."""
         return self.launch_bound_ns - self.host_read_ns
 
     @property

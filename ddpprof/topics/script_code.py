@@ -208,7 +208,7 @@ def _without_collectives(rank: Rank, trace: Trace, step: int) -> Spans:
 
 @dataclass(frozen=True, slots=True)
 class _Passes:
-    """The DDP forward passes of a step, in ns, and the rows of its backward nodes among the trace's host spans."""
+    """The start and end times (ns) of a step's DDP forward passes, and the host spans (rows) of its backward nodes."""
 
     begins_ns: NDArray[np.int64]
     ends_ns: NDArray[np.int64]

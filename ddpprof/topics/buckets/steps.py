@@ -223,7 +223,7 @@ def reduces_without_ddp(trace: Trace) -> bool:
     """Return whether gradient hooks, such as Apex's, reduce gradients without DDP.
 
     Returns False if the trace has spans of DDP or FSDP, if the backward pass also has collectives on shards, or if
-    hooks only reduce small tensors. Libraries that launch collectives from a separate thread are not detected.
+    hooks reduce only small tensors. Libraries that launch collectives from a separate thread are not detected.
     """
     comm = trace.collectives
     if np.isin(trace.host_spans.mark, _OF_TORCH).any() or not len(gradient_hooks(trace)):

@@ -149,7 +149,7 @@ def _computed_by(work: Work, times_ns: Int64Column) -> Int64Column:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Spans of each part in the whole trace. Where parts overlap, only the first part counts."""
+    """Spans of each part in the whole trace. Where parts overlap, only the part whose field comes first counts."""
 
     waiting: Spans
     data: Spans
@@ -310,7 +310,7 @@ class RankWaiting:
     median_waiting_ns: int
     """median waiting time in one collective"""
     waiting_per_step_ns: Annotated[int | None, Number("time spent waiting for other ranks per step, median")]
-    """median over steps, with the waiting time of concurrent collectives counted once; ``None`` without steps"""
+    """median waiting time per step; time in several collectives at once counts once; ``None`` without steps"""
     total_waiting_ns: int
     exposed_waiting_ns: Annotated[int | None, Number("mean waiting time per step with no computation running")] = None
 
