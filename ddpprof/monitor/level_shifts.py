@@ -13,9 +13,9 @@ step times turn out to vary by as much as they increased. A slowdown among the f
 later step times vary by that much. Steps that are longer for a known reason (`StepFlag`) are left out.
 
 The medians of each of the last three groups of 9 values must also exceed the level by half the threshold and by 4 %, so
-that a short burst is not reported. The first step is where the cumulative sum of deviations from the mean of both
-levels is smallest (CUSUM). A slowdown ends when the step time is less than 3 % above normal. If the step time changes
-again during a slowdown, that slowdown ends and a new one begins.
+that a short burst is not reported. The first step of a slowdown is where the cumulative sum of deviations from the mean
+of both levels is smallest (CUSUM). A slowdown ends when the step time is less than 3 % above normal. If the step time
+changes again during a slowdown, that slowdown ends and a new one begins.
 """
 
 from __future__ import annotations

@@ -262,7 +262,7 @@ def choose_caps(
     """Choose the best caps that DDP accepts, or no change. Lists of caps are considered only for a single module.
 
     A list is chosen only if it is better than all single caps by more than 1 % of the step and by more than the error
-    of the prediction. If the best setting may make the step longer, within this error, the setting with the largest
+    of the prediction. If, within this error, the best setting may make the step longer, the setting with the largest
     certain gain is chosen instead. If no gain is certain, the best setting is kept. `tried`: predictions that are
     already known, for example from `try_caps`.
     """

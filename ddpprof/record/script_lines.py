@@ -7,7 +7,7 @@ the call.
 
 `CodeSampler` samples the training thread's Python stack every few milliseconds, in a helper thread. While the training
 thread holds Python's global interpreter lock, the helper thread has to wait. Therefore, the sample after a long call
-into C, such as ``tensor.tolist()``, may show the following line.
+into C, such as ``tensor.tolist()``, may show the line after the call.
 """
 
 from __future__ import annotations

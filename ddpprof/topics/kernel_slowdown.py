@@ -6,10 +6,10 @@
 A run is covered if communication runs during at least half of it, and alone if no communication runs during it. Other
 runs are ignored. Communication counts even while it only waits for another rank.
 
-Two runs are the same work if they have the same name, launch shape and input shapes. If a trace lacks input shapes,
-name and launch shape are not sufficient: for example, the grid of a matrix product does not show its inner dimension.
-The n-th of m runs in a step is then compared only with the n-th of m runs in other steps. This is also done on CPU,
-where ops are identified by name and position. On CPU, ops that contain DDP's hooks are excluded.
+Two runs do the same work if they have the same name, launch shape and input shapes. If a trace lacks input shapes, name
+and launch shape are not sufficient: for example, the grid of a matrix product does not show its inner dimension. The
+n-th of m runs in a step is then compared only with the n-th of m runs in other steps. This is also done on CPU, where
+ops are identified by name and position. On CPU, ops that contain DDP's hooks are excluded.
 
     control = duration of runs alone in measured steps / median duration of the same work in baseline steps
 
