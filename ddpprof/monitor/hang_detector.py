@@ -1,4 +1,4 @@
-"""Detect hangs: a job hangs if no rank has finished a step for ten times the usual step time and a few seconds.
+"""Detect hangs: a job hangs if no rank finishes a step for ten times the usual step time (at least a few seconds).
 
 Intended pauses do not count as hangs: the first steps, saving and evaluation, the first batch of an epoch, a debugger,
 and user code that computes, reads or writes, or waits for a program or for an event outside the job. Time during which
@@ -342,7 +342,7 @@ def _is_by_itself(one: RankEvidence) -> bool:
 
 
 def _that_moved(evidence: Sequence[RankEvidence], within_s: float) -> list[RankEvidence]:
-    """Return the ranks with an activity that began less than `within_s` seconds ago; if the job hangs, none."""
+    """Return the ranks with an activity that began less than `within_s` seconds ago; no rank if the job hangs."""
     return [one for one in evidence if not one.has_ended and one.now_ns - one.state.since_ns < within_s * 1e9]
 
 
