@@ -21,7 +21,7 @@ To use individual parts of ddpprof, or the command line from Python:
     exit_code = ddpprof.main(["whatif", "runs/a", "--bucket-cap-mb", "50"])
 
 `ddpprof.hooks` provides communication hooks for DDP. A process that only reads many traces can first call
-`give_back_large_arrays`, so that the memory that it frees is returned to the system.
+`give_back_large_arrays`. The memory of large arrays then returns to the system when they are freed.
 
 Unreadable input raises `ddpprof.DdpprofError`, whose message says what is wrong and what to do. Times are in ns, and
 sizes are in bytes.

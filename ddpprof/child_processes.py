@@ -1,4 +1,4 @@
-"""Start child processes that import no code from the working directory, and end when ddpprof ends.
+"""Start child processes that import no code from the working directory and that end when ddpprof ends.
 
 Python puts the working directory first on the module path of ``python -m …`` and of every process that
 `multiprocessing` spawns. This directory may contain another user's files. The option ``-P`` and the variable

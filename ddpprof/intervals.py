@@ -52,7 +52,7 @@ class Spans:
         return self._before(np.maximum(start_ns, end_ns)) - self._before(start_ns)
 
     def _before(self, times_ns: Int64Column) -> Int64Column:
-        """Return, for each time, the total length (ns) of the set before it."""
+        """Return, for each time, the total length (ns) of the part of the set before this time."""
         if not len(self):
             return np.zeros(len(times_ns), dtype=np.int64)
         begun = np.searchsorted(self.start_ns, times_ns, side="left")
@@ -138,7 +138,7 @@ def outermost(start_ns: Int64Column, end_ns: Int64Column, thread: Int64Column) -
 def held_by_earlier(start_ns: Int64Column, end_ns: Int64Column, thread: Int64Column) -> NDArray[np.bool_]:
     """Return a boolean array: True for each span that is contained in an earlier row's span on the same thread.
 
-    If each containing span comes before the spans that it contains, all contained spans are found.
+    All contained spans are found if each of them comes after the span that contains it.
     """
     held = np.zeros(len(start_ns), np.bool_)
     for number in np.unique(thread).tolist():

@@ -145,7 +145,7 @@ class Definition:
     term: str
     text: str
     more: tuple[tuple[str, str], ...]
-    """label and text of each further item"""
+    """label and text of each item below the definition"""
 
 
 Section = Line | Bars | Lanes | Table | FindingList | Remarks | Commands | Definition
@@ -179,7 +179,7 @@ def gigabytes_per_s(bytes_per_s: float | None) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Format a number with three significant digits. Numbers from 1000 on keep all digits before the decimal point."""
+    """Format a number with three significant digits. Numbers from 1000 up keep all digits before the decimal point."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
 
 

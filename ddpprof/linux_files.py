@@ -83,7 +83,7 @@ def own_cores() -> tuple[int, ...] | None:
 
 
 def threads_per_core(core: int, root: Path = _ROOT) -> int | None:
-    """Return how many hardware threads, which Linux counts as cores, share the physical core; ``None`` if unknown."""
+    """Return how many hardware threads (Linux counts them as cores) share the physical core; ``None`` if unknown."""
     with suppress(OSError, ValueError):
         siblings = root / f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list"
         ranges = [part.split("-") for part in siblings.read_text(encoding="utf-8").split(",")]  # such as 0,32 or 0-1
@@ -93,14 +93,14 @@ def threads_per_core(core: int, root: Path = _ROOT) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class CoreTicks:
-    """Time of some cores since the start of the system, in clock ticks."""
+    """Busy time and total time of a set of cores since the start of the system, in clock ticks."""
 
     busy: int
     total: int
 
 
 def ticks_of(cores: Container[int], root: Path = _ROOT) -> CoreTicks | None:
-    """Return the sum of the times of `cores`, from ``/proc/stat``; ``None`` if the system does not report them."""
+    """Return the busy and total time of `cores` together, from ``/proc/stat``; ``None`` if it does not contain them."""
     busy = total = 0
     with suppress(OSError, ValueError, IndexError):
         for line in (root / "proc/stat").read_text(encoding="utf-8").splitlines():

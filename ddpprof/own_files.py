@@ -1,8 +1,8 @@
 """Create and remove ddpprof's files, in folders where other users may have created links.
 
 Links to files or folders are never followed. A file is written under a temporary name that cannot be guessed, and then
-renamed, so that readers never see a partial file. The writer holds a lock on the temporary file, which the system
-releases if the process is killed. The next process that writes the same file removes unlocked temporary files.
+renamed, so that readers never see a partial file. The writer holds a lock on the temporary file. The system releases
+the lock if the process is killed. The next process that writes the same file removes unlocked temporary files.
 
 Temporary folders exist for the duration of a command. Folders left by killed commands are removed first.
 
@@ -188,7 +188,7 @@ class LockedError(Exception):
     def __init__(self, holder: str) -> None:
         super().__init__(holder)
         self.holder = holder
-        """host and PID of the holder"""
+        """host and PID of the process that holds the lock"""
 
 
 @contextmanager

@@ -217,7 +217,7 @@ def repeated_runs_in(directory: Location) -> dict[int, Location]:
 
 
 def read_world_size(directory: Path) -> int | None:
-    """Return the job's world size, which is stored in ``run.json``; ``None`` if it is missing there."""
+    """Return the job's world size, which is stored in ``run.json``; ``None`` if the file does not contain it."""
     content = read_json(directory / RUN_FILE, dict[str, object]) or {}
     size = content.get("world_size")
     return size if isinstance(size, int) else None

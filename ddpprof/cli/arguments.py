@@ -21,7 +21,7 @@ from ddpprof.errors import DdpprofError, did_you_mean
 from ddpprof.ranks_and_steps import Numbers
 
 NPROC = ("--nproc", "--nproc-per-node", "--nproc_per_node")
-"""names of the option for the number of processes; all commands use the same names"""
+"""names of the option for the number of processes; they are the same in all commands"""
 _UNKNOWN = re.compile(r"unrecognized arguments: (.*)", re.DOTALL)
 _INVALID = re.compile(r"invalid choice: '?([^' ]*)'? \(choose from (.*)\)", re.DOTALL)
 _WORD = re.compile(r"[\w.-]+")
@@ -139,7 +139,7 @@ def factor(text: str) -> float:
 
 
 def bytes_per_s(text: str) -> float:
-    """Parse ``10Gbit``, ``10Gbps`` or ``1.2GB``, all per second. Prefixes are powers of 1000, as usual for networks."""
+    """Parse a speed such as ``10Gbit``, ``10Gbps`` or ``1.2GB`` per second. Prefixes are powers of 1000, as usual."""
     match = _RATE.fullmatch(text.strip())
     value = float(match.group(1)) * _RATES[match.group(2).upper()] if match else 0.0
     if match is None or value < 1:

@@ -89,8 +89,8 @@ slow step
 def ask(directory: Path, request: CaptureRequest) -> Iterator[CaptureAnswer]:
     """Send a request to the job that writes into `directory`, and yield its answers as they arrive.
 
-    Stops if the job dies. Raises `DdpprofError` if no job accepts requests there, the job refuses the request, or an
-    answer cannot be read.
+    Stops if the job dies. Raises `DdpprofError` if no job in `directory` accepts requests, the job refuses the request,
+    or an answer cannot be read.
     """
     import msgspec
 

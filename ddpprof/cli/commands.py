@@ -19,9 +19,9 @@ Parser = argparse.ArgumentParser
 class Command(NamedTuple):
     """A command.
 
-    Its module has a function ``add_NAME_options``. This function adds the options, and stores the function that runs
-    the command as a default of the parser: ``run`` is called with the parsed options, and ``run_words`` is called with
-    the parser and the unparsed arguments.
+    Its module has a function ``add_NAME_options``. This function adds the options, and sets one of two defaults of the
+    parser to the function that runs the command: ``run``, which is called with the parsed options, or ``run_words``,
+    which is called with the parser and the unparsed arguments.
     """
 
     name: str

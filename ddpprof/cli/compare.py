@@ -289,7 +289,7 @@ def _how_to_install(python: Path) -> str:
 
 
 def _variables(python: Path) -> dict[str, str]:
-    """Return the environment variables of this process, changed as by activating the environment of `python`."""
+    """Return this process's environment variables with the changes that activating `python`'s environment makes."""
     path = os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)])
     return {**os.environ, "PATH": path, "VIRTUAL_ENV": str(python.parent.parent)}
 

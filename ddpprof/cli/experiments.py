@@ -135,8 +135,8 @@ def resumed(
     """Read the plan of the experiment to continue, and print the command that it runs.
 
     `arguments`: all arguments of the command. `kind`: required kind of experiment; by default, any kind in this module.
-    `may_change`: options of the experiment that may be given again. Raises `DdpprofError` if the experiment was started
-    by another user or with another command.
+    `may_change`: options of the experiment that this command may give, too. Raises `DdpprofError` if the experiment was
+    started by another user or with another command.
     """
     from ddpprof.experiments.plan import ExperimentKind, is_of_this_user, read_plan
 
@@ -311,7 +311,7 @@ def _warn_of_words(choices: Sequence[str], command: Sequence[str]) -> None:
 
 
 def steps_in_words(cpu: int, accelerator: int, each: str = "") -> str:
-    """Return the number of steps on either kind of device, as text. A job's device is unknown before it runs."""
+    """Return the numbers of steps on CPU and on an accelerator, as text. A job's device is unknown before it runs."""
     return f"{cpu} steps{each}" + (f" ({accelerator} on an accelerator)" if cpu != accelerator else "")
 
 

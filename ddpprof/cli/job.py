@@ -49,7 +49,7 @@ class JobCommand:
     is_wrapped: bool
     """whether the command follows ``--``, so that it may be any program"""
     recorded_with: tuple[str, ...]
-    """arguments of ddpprof that repeat the recording, without the options for the output path"""
+    """arguments of ddpprof with which the recording can be repeated, except the options for the output path"""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""Options for reading runs, and functions that read them with a progress bar."""
+"""Options for reading runs, and functions that read runs and show a progress bar."""
 
 from __future__ import annotations
 

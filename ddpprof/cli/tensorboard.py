@@ -227,7 +227,7 @@ def _write_plugin_traces(directory: Path, ranks: Sequence[TracedRank]) -> tuple[
 
 
 def _plugin_file(rank: RankSummary, window: int | None) -> str:
-    """Return a file name from which the plugin reads the host, the rank and, if there are several, the window."""
+    """Return a file name from which the plugin reads the host, the rank and, if it is not ``None``, the window."""
     host = _NOT_FOR_TRACES.sub("-", rank.host or "")[:60].strip("-") or "host"
     number = "" if window is None else f".{window}"
     return f"{host}_{rank.rank:04}{number}.pt.trace.json.gz"

@@ -144,7 +144,7 @@ def _about_keys(path: Path, order: Order, paused: bool, overview: Overview) -> s
 def _single_keys() -> Iterator[Callable[[float], str]]:
     """Yield a function that waits for a key.
 
-    It takes the maximum time in seconds, and returns the key or an empty string.
+    Its argument is the maximum time in seconds. It returns the key or an empty string.
     """
     if not sys.stdin.isatty():
         yield _no_key

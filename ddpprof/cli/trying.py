@@ -223,7 +223,7 @@ def _as_it_is(options: argparse.Namespace, report: Report) -> Experiment:
 def _with_enough_steps(experiment: Experiment, report: Report, about: Sequence[Finding]) -> Experiment:
     """Return the experiment with more timed steps if steps are short, or if findings are about a few long steps.
 
-    There are never more of them than the job has training steps.
+    There are never more timed steps than training steps in the job.
     """
     from dataclasses import replace
     from math import ceil
@@ -336,7 +336,7 @@ def _other_script(
 
 
 def _say_plan(experiment: Experiment, report: Report, promises: list[Promise], path: Path) -> None:
-    """Print the planned runs, and about how long they will take."""
+    """Print the planned runs, and an estimate of the time that they will take."""
     import shlex
 
     from ddpprof.experiments.conduct import steps_of

@@ -197,7 +197,7 @@ _WORLD = (
     "world_size",
     "algorithm",
 )
-"""options about training and the network; the label of a prediction contains those that the user gives"""
+"""options about training and the network; a prediction's label contains the options of this list that the user gives"""
 
 
 def _world_label(options: argparse.Namespace) -> str:

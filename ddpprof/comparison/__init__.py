@@ -117,7 +117,7 @@ COMPARISON_FORMAT = 1
 """version of the JSON document; increased if a field is removed or changes its meaning, but not if a field is added"""
 
 NOTICEABLE = 0.05
-"""by default, a comparison should be able to detect a change by this fraction of the step"""
+"""by default, a comparison should be able to detect a change of the step time by this fraction"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class MetricChange:
     noise
     """
     num_questions: int = 1
-    """number of differences, including this one, whose intervals all hold together with the stated confidence"""
+    """number of differences, including this one, whose intervals hold simultaneously with the stated confidence"""
 
     @property
     def fraction(self) -> float | None:
@@ -205,15 +205,15 @@ class Comparison(ShownInNotebooks):
     missing: tuple[str, ...]
     """messages that say which data cannot be compared, and why"""
     runs_needed: int | None = None
-    """number of runs per side that is needed to detect a difference of 5 % of the step; ``None`` if the runs
-    are enough
+    """number of runs per side that is needed to detect a difference of 5 % of the step; ``None`` if there are enough
+    runs
     """
 
 
 def compare(a: RunSet, b: RunSet, asked: Sequence[str] = ("step",)) -> Comparison:
     """Compare two jobs.
 
-    Confidence intervals hold simultaneously for all measures in `asked`, and also for all other measures.
+    Confidence intervals hold simultaneously within two families of measures: `asked`, and all other measures.
     """
     metrics = _metrics(a.reports, b.reports, asked)
     slower, why_not = _kernels(a, b)
@@ -321,7 +321,7 @@ def _metrics(a: Sequence[Report], b: Sequence[Report], asked: Sequence[str]) -> 
 
 
 def _mean_step(report: Report) -> list[float]:
-    """Return the mean step time of the whole run in ns; empty if it is unknown."""
+    """Return a list with the mean step time of the whole run in ns; an empty list if the time is unknown."""
     steps = report.whole_run.steps if report.whole_run is not None else None
     return [] if steps is None else [float(steps.mean_ns)]
 
@@ -396,7 +396,7 @@ def _buckets(a: Sequence[BucketRow], b: Sequence[BucketRow]) -> tuple[BucketChan
 
 
 def _bucket_key(bucket: BucketRow) -> tuple[object, ...]:
-    """Return a key from the parameters of the bucket or, if unknown, from its index and size."""
+    """Return a key made from the bucket's parameters or, if they are unknown, from its index and size."""
     if bucket.first_parameter is None:
         return (bucket.module, bucket.index, bucket.num_bytes)
     return (bucket.module, bucket.num_bytes, bucket.num_parameters, bucket.first_parameter, bucket.last_parameter)

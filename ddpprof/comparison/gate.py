@@ -61,7 +61,7 @@ class ConditionVerdict:
     outcome: GateResult
     because: str
     runs_needed: int | None = None
-    """if the result is unknown: number of runs per side that would be enough to know it"""
+    """if the result is unknown: number of runs per side that a result requires"""
 
 
 def judge(comparison: Comparison, conditions: Sequence[Condition]) -> tuple[ConditionVerdict, ...]:

@@ -83,7 +83,7 @@ def _findings(reports: Iterable[Report]) -> tuple[RepeatedFinding, ...]:
 
 
 _OF_A_RANK = ("straggler", "slow-rank")
-"""rules whose findings count separately for each rank"""
+"""rules whose findings about different ranks count as different findings"""
 
 
 def _what(finding: Finding) -> str:

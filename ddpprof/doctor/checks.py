@@ -270,7 +270,7 @@ def _shown(name: str) -> str:
 
 
 def _of_host_name() -> str | None:
-    """Return the interface whose address the name of this host resolves to, or ``None``."""
+    """Resolve the name of this host, and return the interface with this address, or ``None``."""
     addresses = set()
     with suppress(OSError):
         addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)}

@@ -238,7 +238,7 @@ _REPLAYED = (
     "better-buckets",
     "reduces-every-pass",
 )
-"""rules whose gain can only be predicted by replaying the steps"""
+"""rules whose gain can be predicted only by replaying the steps"""
 
 
 _IN_VAIN = (Outcome.NO_DIFFERENCE, Outcome.SLOWER, Outcome.OTHER_RESULTS, Outcome.FAILED)
@@ -256,7 +256,7 @@ class Finding:
     """largest possible gain, in ns per step; ``None`` if the finding is about correctness, or if the gain is unknown"""
     is_correctness: Annotated[bool, Number("whether the finding is about the correctness of training")] = False
     predicted: Annotated[Predicted | None, Part("predicted_")] = None
-    """predicted gain; only set if the recorded steps can be replayed with this change. `gain_ns` is then the upper end
+    """predicted gain; set only if the recorded steps can be replayed with this change. `gain_ns` is then the upper end
     of the predicted interval
     """
     cause_ns: int | None = None

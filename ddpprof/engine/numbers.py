@@ -56,7 +56,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A declared number, with its path from a row and its column."""
+    """A declared number, with the path from a row to it, and the name of its column."""
 
     number: Number
     path: tuple[str, ...]

@@ -63,7 +63,7 @@ class View:
     launch_bound_ns: int | None = None
     """time that the accelerator is idle because the host launches kernels too late; excludes `host_read_ns`"""
     profiler_ns: int | None = None
-    """time by which the profiler makes a step of an accelerator longer; ``None`` if no step ran without the profiler"""
+    """time that the profiler adds to a step on an accelerator; ``None`` if no step ran without the profiler"""
     host_read_ns: int | None = None
     """time that the accelerator is idle because the host waited for a result from it before launching more work"""
     optimizer_ns: int | None = None
@@ -216,7 +216,7 @@ class Topic(Generic[_OfRank, _OfRun]):
     rank_type: Any = None
     """type of the result of `of_rank`; required unless the result is ``None``"""
     run_type: Any = None
-    """type of the topic's results for a run, such as ``tuple[Row, ...]``; only needed for topics of other packages"""
+    """type of the topic's results for a run, such as ``tuple[Row, ...]``; needed only for topics of other packages"""
     of_run: Callable[[View], _OfRun | None] | None = None
     """function that derives the results from the view, which contains the results of earlier topics"""
     file: str | None = None

@@ -46,7 +46,7 @@ from ddpprof.rundir import read_world_size
 from ddpprof.topics.failure import is_of_a_lost_peer
 
 _COST_STEPS = 6
-"""number of steps of a profile run that the profiler does not record; in every second one, ddpprof records when
+"""number of steps of a profile run that the profiler does not record; in every second one of them, ddpprof records when
 gradients and buckets are ready
 """
 _PROFILED_STEPS = 2
@@ -289,7 +289,7 @@ def job_of(experiment: Experiment, variant: Variant) -> tuple[list[str], dict[st
     """Return the command of a trial, and the environment variables that replace a launcher. Raises `CannotRecord`.
 
     A single process is started without a launcher, so the script may start its own ranks. If a command contains
-    ``{nproc}``, which stands for the number of processes, it starts these processes itself.
+    ``{nproc}``, which stands for the number of processes, the command starts these processes itself.
     """
     places = {**variant.places, "nproc": str(variant.nproc)}
     words = [_filled(word, places) for word in (*(variant.command or experiment.command), *variant.words)]

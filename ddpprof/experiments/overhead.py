@@ -60,7 +60,7 @@ class OverheadReport:
     profiled
     """
     num_samples: int | None = None
-    """number of samples per step on all ranks together; only known if a single DataLoader feeds the training"""
+    """number of samples per step on all ranks together; known only if a single DataLoader feeds the training"""
 
     @property
     def least_ns(self) -> float | None:

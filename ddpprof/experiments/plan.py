@@ -12,7 +12,7 @@
 
 Each round runs every variant once, so that a slow period of the machine affects all variants. Rounds alternate between
 forward and reverse order (A B C, C B A), so that a steady change of the machine's speed does not favor a variant. With
-an odd number of rounds, part of this change remains.
+an odd number of rounds, part of the effect of this change remains.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
     maximum speed-up = number of processes × ideal step / max(ideal step, transfer time of a step)
 
 A step takes at least as long as its transfers. The loss is divided into the parts of the step (`StepParts`). The loss
-of a part is the part minus its ideal, so that the parts add up to the loss.
+of a part is its time minus its time in the ideal step, so that the losses of the parts add up to the loss.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class TrialResult:
     profiled
     """
     num_samples: int | None = None
-    """number of samples per step on all ranks together; only known if a single DataLoader feeds the training"""
+    """number of samples per step on all ranks together; known only if a single DataLoader feeds the training"""
 
 
 def read_trial(directory: Location, trial: Trial) -> TrialResult | None:
@@ -266,8 +266,8 @@ _OWN_FACTOR = 3
 largest difference
 """
 _CHANCE = 1e-4
-"""losses are compared only if starts of the same job differ by at most this. A larger difference does not come from
-rounding in a few steps: no seed is set, or half-precision values are added in varying order
+"""losses are compared only if starts of the same job differ by at most this. Rounding in a few steps cannot cause a
+larger difference. Its cause is then that no seed is set, or that half-precision values are added in varying order
 """
 
 
@@ -283,7 +283,7 @@ class Match(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LossMatch:
-    """Result of comparing losses, with its numbers."""
+    """Result of comparing losses, and the numbers on which it is based."""
 
     match: Match
     num_steps: int

@@ -159,8 +159,8 @@ class TriedSetting:
     rounds_ns: tuple[float, ...]
     """median step time in each round"""
     ratio: Ratio | None
-    """step time divided by that of the unchanged job in the rounds that both ran; the 95 % intervals of all settings
-    hold simultaneously
+    """step time divided by that of the unchanged job in the rounds in which both were run; the 95 % intervals of all
+    settings hold simultaneously
     """
     losses: LossMatch | None
     """comparison with the losses of the unchanged job; ``None`` for the unchanged job itself"""
@@ -308,7 +308,7 @@ class Tuning:
         return match_losses(as_it_is, self._losses_of(number), order_is_kept)
 
     def _ratios(self, fates: Sequence[Fate]) -> dict[int, Ratio | None]:
-        """Return each ratio to the unchanged job. Variants that were not stopped share an estimate of the noise."""
+        """Return each variant's step time divided by the unchanged job's. Unstopped variants share a noise estimate."""
         as_it_is, *others = map(self._rounds, range(len(self.experiment.variants)))
         going_on = {number: rounds for number, rounds in enumerate(others, NOW + 1) if fates[number] is Fate.TRIED}
         compared = (as_it_is, *going_on.values())

@@ -48,7 +48,7 @@ async def _look_at_redirect(_session: Any, _context: Any, answered: Any) -> None
 
 
 async def _place_of(url: str) -> int:
-    """Return the most private place of the host's addresses, or `_WORLD` if it has no address."""
+    """Return the most private network of the host's addresses, such as `_MACHINE`; `_WORLD` if it has no address."""
     import asyncio  # imported here because it takes megabytes of memory
 
     host = urlsplit(url).hostname or ""

@@ -1,9 +1,9 @@
 """Remote files and folders supported by fsspec (``s3://``, ``gs://``, ``sftp://``, ``https://``, …).
 
 `RemotePath` has the methods of ``pathlib.Path``. Every error is a `RemoteError`, regardless of the driver. Each query
-about a file is a request, so a path caches the facts that it knows, also from the listing of its folder. A remote file
-is read sequentially, in large blocks. The next block is requested while the current block is used. The first block is
-small, because often only the start of a file is needed. At most two blocks are in memory.
+about a file is a request, so a path caches the facts about the file, including facts from the listing of its folder. A
+remote file is read sequentially, in large blocks. The next block is requested while the current block is used. The
+first block is small, because often only the start of a file is needed. At most two blocks are in memory.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class RemotePath:
             self._write(lambda fs, path: fs.put_file(str(source), path), content)
 
     def _write(self, put: Callable[[Any, str], None], content: IO[bytes]) -> None:
-        """Write a file. `put` is used for stores that only accept whole files."""
+        """Write a file. `put` is used for stores that accept only whole files."""
         import shutil
 
         with explained(self.url):
@@ -281,7 +281,7 @@ class RemotePath:
 
 
 _NOT_THERE: dict[str, Any] = {}
-"""stands for the attributes of a file that is not in the listing of its folder"""
+"""value that stands for the attributes of a file that is not in the listing of its folder"""
 
 
 _FIRST_BYTES = 1 << 18
@@ -367,7 +367,7 @@ class _Stream(io.RawIOBase):
 
 
 def _reader(file: Any) -> Callable[[int], bytes]:
-    """Return a read function. With paramiko, it uses ``readv``, because ``read`` waits for a response per 32 KiB."""
+    """Return a read function. With paramiko, it uses ``readv``, because ``read`` waits for a response every 32 KiB."""
     if not hasattr(file, "readv"):
         return lambda num_bytes: bytes(file.read(num_bytes))
 

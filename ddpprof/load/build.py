@@ -235,8 +235,8 @@ def _over(file: TraceRows, spans: Rows, asked: Rows) -> Int64Column:
     """Return, for each collective, the time until which the training thread may wait for it.
 
     If a layer of the model starts a collective and waits for it, this is the end of the collective. Otherwise, it is
-    the end of the row: DDP's gradient hooks do not wait, because the reducer waits for all buckets at the end of the
-    backward pass. If the trace has no hooks, layers and DDP cannot be distinguished, and the end of each row is
+    the end of the call: DDP's gradient hooks do not wait, because the reducer waits for all buckets at the end of the
+    backward pass. If the trace has no hooks, layers and DDP cannot be distinguished, and the end of each call is
     returned.
     """
     over = file.end_ns.copy()

@@ -26,7 +26,7 @@ class Role(IntEnum, metaclass=InterruptibleEnum):
     MARK = 2
     """a host span that has a `Mark`"""
     OP = 3
-    """any other host op"""
+    """a host op that has no other role"""
     LAUNCH = 4
     """a host call that queued device work"""
     KERNEL = 5
@@ -88,7 +88,7 @@ _ASKS_ONLY = re.compile(
 )
 _WAITS = re.compile(r"\w*Synchronize(?:_\w+)?|hipMemcpyWithStream")
 _MANAGES_MEMORY = re.compile(r"(?:cuda|hip)(?:Malloc|Free)(?:_\w+)?|(?:cu|hip)Mem(?:Create|Release|Map|Unmap)(?:_\w+)?")
-"""does not match stream-ordered allocations (``cudaMallocAsync``), or allocations of host memory"""
+"""pattern that matches neither stream-ordered allocations (``cudaMallocAsync``) nor allocations of host memory"""
 _OP_CATEGORIES = {"cpu_op", "operator"}
 
 # Spans that contain ops but are not ops themselves. Traces of 2021 give them the category of ops. A compiled region

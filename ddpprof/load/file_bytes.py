@@ -71,7 +71,7 @@ _ANY = 1 << 62
 DEFAULT_LIMITS = Limits()
 
 MAX_TRACE_OPTION, MAX_EVENTS_OPTION, MAX_FILES_OPTION = "--max-trace-gb", "--max-events", "--max-files"
-"""command-line options that raise these limits; error messages name them"""
+"""command-line options that raise the limits; error messages name the options"""
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3

@@ -37,7 +37,7 @@ _RANK = re.compile(r"\d{1,7}")
 _MOST_US = 1 << 53
 """larger times, in µs, are not plausible (285 years)"""
 _TRIES = 50
-"""ddpprof tries to end a truncated file after each of its last closing braces, up to this number of braces"""
+"""a truncated file is cut off after one of its last closing braces; ddpprof tries at most this many of them"""
 _COLLECTIVE = re.compile(
     r"(NCCL|GLOO|MPI|CCL|DDL)_(?:\w+_)?(?:ALLREDUCE|ALLGATHERV?|BCAST|ALLTOALLV?|REDUCE_?SCATTER|REDUCE)"
 )
@@ -78,7 +78,7 @@ class HorovodTimeline:
     ops: Sequence[TensorOp]
     """collectives in order of start time"""
     cycles_ns: tuple[int, ...]
-    """times at which Horovod checked for ready tensors; only recorded with ``HOROVOD_TIMELINE_MARK_CYCLES``"""
+    """times at which Horovod checked for ready tensors; recorded only with ``HOROVOD_TIMELINE_MARK_CYCLES``"""
     notes: tuple[str, ...] = ()
 
 

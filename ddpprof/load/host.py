@@ -174,7 +174,7 @@ def last_begun(time_ns: Int64Column, start_ns: Int64Column) -> Index:
 
 
 class StepFinder:
-    """Finds the step that a time belongs to, on any thread."""
+    """Finds the step to which a time on any thread belongs."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self._starts = np.array([step.start_ns for step in steps], np.int64)

@@ -215,7 +215,7 @@ def _of_other_jobs(ranks: Sequence[KnownRank]) -> list[str]:
 
 
 def _files_of_attempts(directory: Location, attempts: Mapping[int, Location]) -> RunFiles:
-    """Return the files of the attempt to show, with the records of all attempts in the run."""
+    """Return the files of the attempt that the report shows, and the records of all attempts in the run."""
     number = shown_attempt(attempts)
     shown = _recorded_files(attempts[number])
     loaded, missing = load_attempts(attempts, number)

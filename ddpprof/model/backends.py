@@ -121,7 +121,7 @@ DEVICES = (
 _BY_NAME: Mapping[str, Backend] = {name: one for one in BACKENDS for name in (one.name, *one.other_names)}
 _OTHER = Backend("")
 KNOWN = tuple(_BY_NAME)
-"""names of all backends in the table"""
+"""names of all backends that ddpprof supports"""
 ON_HOST = tuple(one.name for one in BACKENDS if one.runs_on_host)
 KERNELS = tuple(name for one in BACKENDS for name in one.kernels)
 WITH_KERNELS = tuple(one.name for one in DEVICES if one.has_kernels)

@@ -60,7 +60,7 @@ class DdpModule(Struct, frozen=True):
     num_searched_passes: Int64 = 0
     """number of backward passes in which ddpprof looked for parameters without a gradient"""
     num_lacking_passes: Int64 | None = None
-    """number of the searched backward passes in which a parameter got no gradient; ``None`` if not recorded"""
+    """number of examined backward passes in which at least one parameter got no gradient; ``None`` if not recorded"""
     num_used_passes: Int64 = 0
     """number of recorded backward passes after which an optimizer took a step with the reduced gradients"""
     num_discarded_passes: Int64 = 0
@@ -149,7 +149,7 @@ class Caps:
 
 
 def same_buckets(one: Buckets, other: Buckets) -> bool:
-    """Return True if the buckets are equal, in any order.
+    """Return True if the buckets are the same, regardless of their order.
 
     Records do not contain the order of buckets of different kinds.
     """

@@ -124,7 +124,7 @@ class Verdict(Struct, frozen=True):
     since_unix_ns: Int64 | None = None
     """time at which the first waiting rank began to wait, in ns since 1970"""
     detail: str | None = None
-    """further details, as text"""
+    """further details about the fault, as text"""
     usual_ns: Int64 | None = None
     """usual duration of a step, in ns"""
     has_failed: bool = False

@@ -55,7 +55,7 @@ class TorchrunJob(Struct):
     """Identity of a job started by torchrun. Later attempts use it to find the run directory of the first attempt."""
 
     agent: str | None = None
-    """the torchrun process on rank 0's host"""
+    """identifier of the torchrun process on rank 0's host"""
     run_id: str | None = None
     """value of torchrun's option ``--rdzv-id``; ``None`` if not given"""
     restarts: int | None = None
@@ -192,7 +192,7 @@ NETBENCH_FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class CollectiveTimes:
-    """Times of one message size."""
+    """Times of collectives with one message size."""
 
     num_bytes: int
     longest_ns: tuple[int, ...]

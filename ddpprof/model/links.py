@@ -66,7 +66,7 @@ class LinkFacts:
     opened_infiniband: bool = False
     """whether the process has opened an RDMA device"""
     others_used: tuple[str, ...] = ()
-    """further interfaces that carry sockets to other machines, because NCCL may use several interfaces"""
+    """additional interfaces that carry sockets to other machines, because NCCL may use several interfaces"""
     pcie: tuple[PcieLink, ...] = ()
     """PCIe links of the accelerators visible to the process"""
     no_peer_access: tuple[tuple[int, int], ...] = ()

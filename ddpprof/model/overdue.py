@@ -209,7 +209,7 @@ class OverdueFacts(Struct, frozen=True):
     """whether a thread other than the training thread is in `torch.save`"""
 
     def known(self, kind: tuple[str, str, int]) -> KindOfCall | None:
-        """Return the earlier calls of the same kind, or ``None`` if there are none."""
+        """Return the earlier calls of this kind (group, name and number of elements), or ``None`` if there are none."""
         return next((one for one in self.kinds if (one.group, one.name, one.numel) == kind), None)
 
 

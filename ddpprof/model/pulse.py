@@ -66,7 +66,7 @@ class PulseIdentity(msgspec.Struct, frozen=True):
     world_size: int
     host: str
     machine_id: str
-    """identifier of the machine and container; a process that reads the pulse compares it with its own"""
+    """identifier of the machine and container; a process that reads the pulse compares it with its own identifier"""
     pid: int
     created_ns: int
     shared: str
@@ -93,7 +93,7 @@ class PulseState:
     """number of the current step; equal to the number of finished steps, because steps are numbered from 0"""
     step_since_ns: int
     module: int
-    """index of the DDP module that launched the last bucket; `module`, `bucket` and `bucket_ns` are only set while a
+    """index of the DDP module that launched the last bucket; `module`, `bucket` and `bucket_ns` are set only while a
     step is overdue
     """
     bucket: int
@@ -132,8 +132,8 @@ class PulseState:
     evaluates: int
     """1 if all DDP modules were in evaluation mode when the stack was captured, else 0"""
     num_unpaired: int
-    """number of forward passes that should have been followed by a backward pass but were not; forward passes that lack
-    one in every step do not count
+    """number of forward passes that should have been followed by a backward pass but were not; if the script leaves out
+    backward passes in every step, those do not count
     """
     unpaired_step: int
     """number of the first step with a forward pass counted in `num_unpaired`, if there is one"""
@@ -253,7 +253,7 @@ class Pulse:
     identity: PulseIdentity
     state: PulseState
     stack: str | None
-    """stack of the training thread, innermost frame last; only available while a step is overdue"""
+    """stack of the training thread, innermost frame last; available only while a step is overdue"""
     steps: PulseSteps
     summaries: PulseSummaries
     samples: PulseSamples

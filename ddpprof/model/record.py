@@ -34,7 +34,7 @@ class StepMode(StrEnum):
     WITHOUT_DDP = "without_ddp"
     """like `OFF`, but DDP only calls its module and does nothing else"""
     CUT = "cut"
-    """a profiled step that took too long; only its first part is in the trace"""
+    """a profiled step that took too long, so that the trace contains only its beginning"""
     DONE = "done"
 
 
@@ -48,7 +48,7 @@ TORCH_TIMES = (
     "backward_comm_time",
     "backward_compute_comm_overlap_time",
 )
-"""names in ``_get_ddp_logging_data()`` of the times that DDP measures in each iteration"""
+"""keys of ``_get_ddp_logging_data()`` for the times that DDP measures in each iteration"""
 
 
 class Forward(Struct, frozen=True, array_like=True):
@@ -121,7 +121,7 @@ class DeviceMemory(Struct, frozen=True, array_like=True):
 
 
 class MemoryPeak(Struct, frozen=True, array_like=True):
-    """Part of a step in which a peak of memory was reached."""
+    """A peak of memory use, and the part of the step in which it was reached."""
 
     device: Int64 | None
     """index of the accelerator; ``None`` for the host"""
@@ -242,8 +242,8 @@ class Loader(Struct, frozen=True):
     num_fed: Int64 | None = None
     """number of batches that were followed by a DDP forward pass with gradients before the next batch was fetched"""
     num_passed_on: Int64 | None = None
-    """number of recorded forward passes with gradients whose largest input has as many elements as a tensor of a recent
-    batch
+    """number of recorded forward passes (with gradients) in which the largest input has as many elements as a tensor of
+    a recent batch
     """
     waited_ns: Int64 | None = None
     """time for which the training thread waited for this loader in the recorded steps"""
@@ -377,7 +377,7 @@ class CodeSamples(Struct, frozen=True):
     lines: tuple[str, ...]
     """lines of the user's code, as ``file:line in function``"""
     is_in_framework: tuple[bool, ...]
-    """for each line, whether it was executing a call of a function of PyTorch or of a training framework"""
+    """for each line, whether it was executing a call into PyTorch or into a training framework"""
     is_in_backward: tuple[bool, ...] = ()
     """for each line, whether autograd executed it in a backward pass; empty in records of older versions of ddpprof"""
     callers: tuple[str, ...] = ()
@@ -466,7 +466,7 @@ class Record(Struct, frozen=True, kw_only=True):
     reached
     """
     replicas: tuple[Replica, ...] = ()
-    """sampled parameter values of each module whose parameters could be read; only present if the recording was
+    """sampled parameter values of each module whose parameters could be read; present only if the recording was
     completed
     """
     run_id: str | None = None
@@ -494,9 +494,9 @@ class Record(Struct, frozen=True, kw_only=True):
     ended_in: str | None = None
     """``torch.distributed`` collective that was running when the error that ended the rank was raised"""
     ended_parameters: tuple[Int64, ...] = ()
-    """indices, in the reducer's order, of the parameters that the message of this error lists"""
+    """indices, in the reducer's order, of the parameters listed in the message of the error that ended the rank"""
     ended_in_checkpoint: bool = False
-    """True if the error was raised in the backward pass of a ``torch.utils.checkpoint`` with ``use_reentrant=True``"""
+    """True if the rank's error was raised in the backward pass of a ``checkpoint`` with ``use_reentrant=True``"""
     was_aborted_by_library: bool = False
     """True if a thread that does not run Python code, such as a thread of gloo, aborted the process"""
     unusual_collective: UnusualCollective | None = None

@@ -65,9 +65,9 @@ class StepSlowdown(msgspec.Struct, frozen=True):
     ranks: tuple[int, ...]
     """ranks on which the cause was found"""
     part: StepPart | None = None
-    """part of the step whose duration increased most on these ranks"""
+    """part of the step whose duration increased most on `ranks`"""
     first_gradient_later_ns: Int64 | None = None
-    """how much later the first gradient is ready on these ranks, in ns; ``None`` if negligible"""
+    """how much later than in normal steps the first gradient is ready on `ranks`, in ns; ``None`` if negligible"""
     is_coarse: bool = False
     """whether the slowdown was found in summaries of many steps, so that its first and last step are approximate"""
 
@@ -96,7 +96,7 @@ class Pause(msgspec.Struct, frozen=True):
     extra_ns: Int64
     """total additional time of the longer steps compared with normal steps, in ns"""
     every: int | None = None
-    """number of steps from one of the longer steps to the next, if it is constant; only set for the kind ``UNKNOWN``"""
+    """number of steps from one of the longer steps to the next, if it is constant; set only for the kind ``UNKNOWN``"""
     part: StepPart | None = None
     """part of the step that takes most of the additional time; ``None`` if unknown, or if the time is not spent in a
     rank's own work
@@ -104,19 +104,19 @@ class Pause(msgspec.Struct, frozen=True):
     ranks: tuple[int, ...] = ()
     """ranks on which `part` takes longer; the other ranks wait for them"""
     last_step: int | None = None
-    """number of the last of the longer steps; only set for the kind ``COMPILATION``"""
+    """number of the last of the longer steps; set only for the kind ``COMPILATION``"""
     every_ns: Int64 | None = None
-    """time from one of the longer steps to the next, if it is constant; only set for the kind ``UNKNOWN``"""
+    """time from one of the longer steps to the next, if it is constant; set only for the kind ``UNKNOWN``"""
 
 
 class UnevenWork(msgspec.Struct, frozen=True):
     """Ranks that take turns at being the slowest rank, for example because their batches differ in size."""
 
     lost_ns: Int64
-    """by how much the own time of the slowest rank exceeds the mean over all ranks, in ns; mean over the steps"""
+    """excess of the slowest rank's own time over the mean own time of all ranks, in ns; mean over the steps"""
     num_steps: int
     most_often: float
-    """largest fraction of the steps in which the same rank is the slowest"""
+    """fraction of the steps in which a rank is the slowest; maximum over the ranks"""
 
 
 class Slowdowns(msgspec.Struct, frozen=True):
@@ -221,7 +221,7 @@ class RankWholeRun:
     whole: Stretch | None
     """summary of all steps in the pulse file; ``None`` if there are no steps"""
     stretches: tuple[Stretch, ...] = ()
-    """summaries of about ten ranges with equal numbers of steps"""
+    """summaries of about ten ranges with the same number of steps"""
     curve: tuple[CurvePoint, ...] = ()
     """step duration over time, as at most 200 points"""
     longest: tuple[LongStep, ...] = ()
@@ -239,8 +239,8 @@ class RankWholeRun:
     without the time spent waiting for other ranks. Empty with fewer than ten steps, or if the waiting time is unknown
     """
     num_unpaired: int = 0
-    """number of forward passes that should have been followed by a backward pass but were not; forward passes that lack
-    one in every step do not count
+    """number of forward passes that should have been followed by a backward pass but were not; if the script leaves out
+    backward passes in every step, those do not count
     """
     unpaired_step: int | None = None
     """number of the first step with a forward pass counted in `num_unpaired`"""

@@ -80,7 +80,7 @@ def odd_by_calls(positions: Sequence[Position]) -> OddRank | None:
 
 
 def behind_by_calls(positions: Sequence[Position]) -> OddRank | None:
-    """Return the rank that has begun fewer collectives in a process group than every other rank, if there is one."""
+    """Return the rank that has begun fewer collectives in a process group than every other rank, if any."""
     if any(not one.calls for one in positions):
         return None
     for group in sorted({call.group for one in positions for call in one.calls}):
@@ -350,7 +350,7 @@ _MOST_CALLS = 8
 
 
 def _says_another_size(position: Position) -> bool:
-    """Return True if the rank's error says that its collective was matched with a collective of another size."""
+    """Return True if the rank's error says that its collective was matched with a collective of a different size."""
     record = position.evidence.record
     return record is not None and record.ended is not None and _MISMATCHED.search(record.ended) is not None
 

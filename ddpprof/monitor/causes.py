@@ -24,7 +24,7 @@ from ddpprof.model.whole_run import SlowdownCause, StepPart
 
 _HALF = 0.5
 _AS_BAD = 0.6
-"""another rank is also at fault if its growth is at least this share of the worst rank's growth"""
+"""another rank is also at fault if it slowed down by at least this share of the worst rank's slowdown"""
 _NOTABLE = 0.4
 """throttling, or waiting for a CPU core, counts as the cause if it accounts for at least this share of a slowdown"""
 _MOST = 0.8
@@ -41,7 +41,7 @@ class Portrait:
 
     length_ns: float
     parts: Mapping[StepPart, float]
-    """part of the step → time that it takes of the rank's own time"""
+    """part of the step → the part of the rank's own time that is spent in it"""
     wait_ns: float | None
     first_gradient_ns: float | None = None
     cpu_ns: float | None = None

@@ -63,7 +63,7 @@ class DumpedCollective(NamedTuple):
 
 
 class _PlainValues(pickle.Unpickler):
-    """Unpickler that only creates values of built-in types. It never looks up a class."""
+    """Unpickler that creates only values of built-in types. It never looks up a class."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"it refers to {module}.{name}, but a dump may contain only plain values")

@@ -1,4 +1,4 @@
-"""Detect hangs: no rank has finished a step for ten times the usual step time and at least a few seconds.
+"""Detect hangs: a job hangs if no rank finishes a step for ten times the usual step time (at least a few seconds).
 
 Intended pauses do not count as hangs: the first steps, saving and evaluation, the first batch of an epoch, a debugger,
 and user code that computes, reads or writes, or waits for a program or for an event outside the job. Time during which
@@ -71,7 +71,7 @@ _LIKE_BEFORE = 2.0
 as that pause
 """
 _REST_S, _REST_OF_FIRST_S = 2.5, 60.0
-"""seconds that a step may always take to finish after a pause: usually, and in the first steps of the job"""
+"""seconds that a step may take to finish after a pause, even if steps are short: in general, and in the first steps"""
 _MOST_MOVES = 3
 """maximum number of times per step that ddpprof postpones a report because the activity of a rank has just changed"""
 _FORWARD_S = 3.0
@@ -252,7 +252,7 @@ class _IdleTimes:
 
     def __init__(self) -> None:
         self._done: dict[int, tuple[tuple[float, int], int]] = {}
-        """rank → CPU time and bytes read or written by its processes, and the time since when they have not changed"""
+        """rank → CPU time and bytes read or written by its processes, and the time of their last change"""
 
     def of(self, one: RankEvidence, now_ns: int) -> float:
         """Return the idle time of a rank in seconds; 0 if its process is not known."""
@@ -342,7 +342,7 @@ def _is_by_itself(one: RankEvidence) -> bool:
 
 
 def _that_moved(evidence: Sequence[RankEvidence], within_s: float) -> list[RankEvidence]:
-    """Return the ranks with an activity that began less than `within_s` seconds ago: none if the job hangs."""
+    """Return the ranks with an activity that began less than `within_s` seconds ago; no rank if the job hangs."""
     return [one for one in evidence if not one.has_ended and one.now_ns - one.state.since_ns < within_s * 1e9]
 
 

@@ -143,7 +143,7 @@ def _passes(state: PulseState) -> Passes:
 
 
 def _of_extra_pass(table: Table) -> Verdict | None:
-    """Diagnose a rank that ran more backward passes than others, in fewer steps or after most had left the loop."""
+    """Diagnose a rank that ran more backward passes than others, in fewer steps or after most ranks left the loop."""
     early = [one for one in table if one.fault is Fault.ENDED_EARLY]
     trains_on = [one for one in table if one not in early]
     if len(trains_on) == 1 < len(early) and trains_on[0].waits_in_ddp:
@@ -370,7 +370,7 @@ def _waits_at(position: Position) -> tuple[str | None, str | None]:
 
 
 def _of_fewer_passes(table: Table) -> Verdict | None:
-    """Diagnose ranks that all wait in DDP's own collectives, if one rank has run fewer backward passes."""
+    """Diagnose ranks that all wait in DDP's own collectives, if one rank has run fewer backward passes than others."""
     passes = [one.evidence.state.num_passes for one in table]
     if min(passes) == max(passes):
         return None
@@ -379,7 +379,7 @@ def _of_fewer_passes(table: Table) -> Verdict | None:
 
 
 def _of_fewer_calls(table: Table) -> Verdict | None:
-    """Diagnose ranks that all wait in the same backward pass, if a rank has begun fewer all-reduces than others."""
+    """Diagnose ranks that all wait in one backward pass, if one rank has begun fewer all-reduces than the others."""
     return _on_odd_rank(behind_by_calls(table), table) if all(one.waits_in_reducer for one in table) else None
 
 
@@ -419,8 +419,8 @@ exit
 def judge_exit(evidence: Sequence[RankEvidence]) -> Verdict | None:
     """Return the verdict on a job if training has ended but a process does not exit; otherwise ``None``.
 
-    A script may continue after training, so only processes are considered that have reported that they are exiting and
-    have written their stacks afterwards. A process that computes, reads or writes is still busy.
+    A script may continue after training, so a process is considered only if it has reported that it is exiting and has
+    written its stacks afterwards. A process that computes, reads or writes is still busy.
     """
     if not evidence or any(one.state.ended != Ended.FINISHED for one in evidence):
         return None

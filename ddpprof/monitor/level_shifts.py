@@ -13,9 +13,9 @@ step times turn out to vary by as much as they increased. A slowdown among the f
 later step times vary by that much. Steps that are longer for a known reason (`StepFlag`) are left out.
 
 The medians of each of the last three groups of 9 values must also exceed the level by half the threshold and by 4 %, so
-that a short burst is not reported. The first step is where the cumulative sum of deviations from the mean of both
-levels is smallest (CUSUM). A slowdown ends when the step time is less than 3 % above normal. If the step time changes
-again during a slowdown, that slowdown ends and a new one begins.
+that a short burst is not reported. The first step of a slowdown is where the cumulative sum of deviations from the mean
+of both levels is smallest (CUSUM). A slowdown ends when the step time is less than 3 % above normal. If the step time
+changes again during a slowdown, that slowdown ends and a new one begins.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ LASTING = log(1.04)
 slowdown
 """
 OVER = log(1.03)
-"""log of a factor; a slowdown has ended if step times are less than this factor above normal"""
+"""log of a factor; a slowdown has ended if step times are below the normal step time multiplied by this factor"""
 TWO_LEVELS = log(1.10)
-"""log of a factor; a slowdown has ended if the step time is less than this factor above the normal step time"""
+"""log of a factor; during a slowdown, a change of the step time by this factor begins another slowdown"""
 MOST_SHIFT = log(2)
 """log of a factor; growth by this factor always counts as a slowdown, even if the step times before it were
 very noisy
@@ -150,7 +150,7 @@ class LevelShift:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Window sizes, as numbers of values."""
+    """Window sizes, counted in values."""
 
     window: int = 32
     part: int = 9
@@ -164,8 +164,8 @@ class Windows:
     most_noise: int = 1024
     """the noise is computed from at most this many of the most recent values"""
     recent: int = 192
-    """the step time just before a slowdown is computed from this many of the most recent normal values. If they are
-    below the normal level, for example after a busy period, the level is lowered too
+    """the step time just before a slowdown is computed from this many of the most recent normal values. If these values
+    are below the normal level, for example after a busy period, the normal level is lowered, too
     """
     refresh: int = 32
     """the normal level and the noise are computed again each time that this many values have been added"""
@@ -193,7 +193,7 @@ class LevelShifts:
 
     def __init__(self, windows: Windows = OF_STEPS) -> None:
         self.shifts: list[LevelShift] = []
-        """slowdowns in the order of their steps; only the last one may not have ended yet"""
+        """slowdowns in the order of their steps; all except possibly the last one have ended"""
         self._counts = windows
         self._normal = _Values()
         self._steady: Floats = _NOTHING
@@ -265,7 +265,7 @@ class LevelShifts:
         return min(max(LEAST_SHIFT, NOISES * self._noise), MOST_SHIFT)
 
     def _is_above(self, windows: Floats, level: float, threshold: float) -> Flags:
-        """Return, for each window, whether it exceeds the level by the threshold in more than a short burst."""
+        """Return, for each window, whether it exceeds the level by the threshold for longer than a short burst."""
         part = self._counts.part
         ends = [windows.shape[1] - number * part for number in range(_PARTS)]
         parts = [np.median(windows[:, end - part : end], axis=1) for end in ends]
@@ -407,7 +407,7 @@ class _Slow:
 
     @property
     def without_growth(self) -> Floats:
-        """Values of the slowdown minus the increase."""
+        """Values of the slowdown, minus the increase in step time."""
         values = self.values.values
         return values - (self.level(_NOTHING) - self.base) if len(values) else values
 

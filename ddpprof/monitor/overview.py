@@ -290,7 +290,7 @@ def find_pulses(path: Path) -> Path:
 
 
 def look_at(directory: Path, now_ns: int) -> Overview:
-    """Return the current state of the job with its pulse files in this directory.
+    """Return the current state of the job whose pulse files are in this directory.
 
     Raises `DdpprofError` if no pulse can be read.
     """

@@ -233,7 +233,7 @@ _FRAMES_OF_SUBPROCESS = 4
 """number of stack frames between `subprocess.run` and the selector in which it may wait"""
 _DEBUGGERS = re.compile(r"/(?:pdb|bdb|cmd|ipdb/.*|pudb/.*|debugpy/.*)\.py$|/IPython/")
 _COMPILER = re.compile(r"/torch/(?:_dynamo/convert_frame|_inductor/(?:graph|async_compile))\.py$")
-"""matches files that are on the stack while torch.compile compiles, but not while compiled code runs"""
+"""pattern for files that are on the stack while torch.compile compiles, but not while compiled code runs"""
 _CHECKPOINT = re.compile(r"/torch/distributed/checkpoint/")
 _BACKWARD = re.compile(r"/torch/autograd/(?:graph|__init__|function)\.py$")
 
@@ -280,7 +280,7 @@ _AT_EXIT = {
     "_shutdown": "a non-daemon thread is still running",
     "_exit_function": "a function registered to run at exit does not return",
 }
-"""Python function that runs when a process exits → reason why it may not return"""
+"""Python function that runs when a process exits → reason why this function may never return"""
 
 
 def why_no_exit(stack: Sequence[Frame]) -> str | None:

@@ -1,7 +1,7 @@
 """Query NCCL's RAS subsystem about the ranks of a job that hangs, through a socket on this machine.
 
 NCCL has had the socket since version 2.24, and has answered in JSON since 2.28.7. Older versions answer in plain text,
-and name only the ranks that differ from the majority. One answer covers all machines of the job. ddpprof only connects
+and name only the ranks that differ from the majority. One answer covers all machines of the job. ddpprof connects only
 to the loopback interface, and never from the training process.
 """
 
@@ -160,8 +160,8 @@ class _Section:
     def __init__(self) -> None:
         self.ranks: dict[int, NcclRank] = {}
         self.usual: dict[str, tuple[int, int]] = {}
-        """operation → size of the largest group of ranks with equal numbers of launches, and the number of launches in
-        this group
+        """operation → size of the largest group of ranks with the same number of launches, and the number of launches
+        in this group
         """
         self.kind = ""
         self._operation = ""

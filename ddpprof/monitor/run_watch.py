@@ -16,7 +16,7 @@ Say = Callable[[str], None]
 
 _FIRST_LOOK_S = 3.0
 _SHARE = 0.02
-"""each kind of check is repeated so seldom that it uses at most this share of a CPU core on average"""
+"""each kind of check is repeated so rarely that it uses at most this share of a CPU core on average"""
 _LONG_S = 1.0
 """a check counts as long if it takes at least this many seconds"""
 _MOST_FAILURES = 30

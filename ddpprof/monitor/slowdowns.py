@@ -149,8 +149,8 @@ def uneven_work(steps: JobSteps) -> UnevenWork | None:
 
 _FEW_STEPS = 10
 _TYPICAL = 0.9
-"""only this fraction of the steps is used: the least uneven ones. The other steps may be uneven for another reason, and
-without them, the result is conservative
+"""only this fraction of the steps is used: the least uneven ones. The other steps may be uneven for other reasons;
+leaving them out keeps the result conservative
 """
 
 
@@ -216,7 +216,7 @@ class SlowdownWatch:
         self._detector = LevelShifts()
         self._last_step = -1
         self._normal: list[Mapping[int, Portrait]] = []
-        """for each slowdown: typical values of each rank before it"""
+        """for each slowdown: typical values of each rank before the slowdown"""
 
     @property
     def slowdowns(self) -> tuple[StepSlowdown, ...]:

@@ -20,7 +20,7 @@ _ENDS_MB = (0.25, 1, 4)
 _MOST_LISTED = 16
 """maximum number of caps in a list that ddpprof suggests for a script"""
 _MANY = 4
-"""in code for a script, at least this many consecutive equal caps are written as a product"""
+"""if code for a script would list at least this many equal caps in a row, they are written as a product"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ class _Tried:
 
     @property
     def does(self) -> tuple[object, ...]:
-        """Key that is equal for settings with the same effect in DDP."""
+        """Key that is the same for all settings with the same effect in DDP."""
         setting = self.setting
         return (
             self.prediction.bucket_bytes,
@@ -114,10 +114,10 @@ class Shortlist:
     """the unchanged job"""
     chosen: tuple[Candidate, ...]
     others: tuple[Candidate, ...]
-    """settings that were considered but not chosen, and have other effects than the chosen settings"""
+    """settings that were considered but not chosen, and whose effects differ from those of the chosen settings"""
     promises: bool
-    """True if at least one setting is predicted to be faster; otherwise, `chosen` only has the settings with the best
-    predictions
+    """True if at least one setting is predicted to be faster; otherwise, `chosen` contains only the settings with the
+    best predictions
     """
 
 
@@ -259,10 +259,10 @@ def choose_caps(
     target: Network | None = None,
     tried: Sequence[SearchedSetting] = (),
 ) -> ChosenCaps:
-    """Choose the best caps that DDP accepts, or no change. Lists of caps are only considered for a single module.
+    """Choose the best caps that DDP accepts, or no change. Lists of caps are considered only for a single module.
 
     A list is chosen only if it is better than all single caps by more than 1 % of the step and by more than the error
-    of the prediction. If the best setting may make the step longer, within this error, the setting with the largest
+    of the prediction. If, within this error, the best setting may make the step longer, the setting with the largest
     certain gain is chosen instead. If no gain is certain, the best setting is kept. `tried`: predictions that are
     already known, for example from `try_caps`.
     """

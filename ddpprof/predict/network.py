@@ -21,13 +21,13 @@ from ddpprof.statistics import first_quartile
 from ddpprof.statistics.size_model import SizeModel, fit_size_model
 
 _TAKEN_ON_A_LINK = 1.1
-"""time by which gloo's threads slow down computation, in ns per byte; they also slow it down by a share of the
-transfer's duration (`_TAKEN_WITH_TIME`)
+"""time that gloo's threads add to computation, in ns per byte; they also add a share of the transfer's duration
+(`_TAKEN_WITH_TIME`)
 """
 _TAKEN_WITH_TIME = 0.11
 _LEAST_OF_LARGEST = 8
-"""the time of a bucket depends on latency rather than bandwidth if the largest bucket is more than this many times its
-size
+"""the time of a bucket depends on latency rather than bandwidth if the largest bucket is more than this many times as
+large as the bucket
 """
 _FASTEST, _SLOWEST = 1e-4, 1e4
 """smallest and largest possible time per byte in ns: 10 TB/s and 100 kB/s"""
@@ -88,7 +88,7 @@ def _cost(model: SizeModel) -> Cost:
 
 
 def _robust_cost(sizes: Sequence[int], times_ns: Sequence[float]) -> Cost:
-    """Fit a Theil–Sen line. A robust fit is needed because these costs are small, noisy differences."""
+    """Fit a Theil–Sen line. A robust fit is needed because costs to computation are small, noisy differences."""
     points = list(zip(sizes, times_ns, strict=True))
     slopes = [(y - v) / (x - u) for (u, v), (x, y) in combinations(points, 2)]
     if not slopes:

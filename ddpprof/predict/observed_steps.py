@@ -182,7 +182,7 @@ def _optimized_at(step: RecordedStep, since_ns: int) -> int:
 
 
 _QUEUED_NS = 20_000
-"""a kernel was waiting for another kernel if it starts at most this long after the end of the other kernel, in ns"""
+"""a kernel counts as having waited for another kernel if it starts at most this many ns after the other kernel's end"""
 
 
 HostTimes = Mapping[int, Mapping[int, RecordedStep]]

@@ -25,7 +25,7 @@ _LEAST_RATE_ERROR = 0.02
 _RATE_ERROR_PER_DOUBLING = 0.1
 """for bucket sizes, numbers of ranks or bandwidths outside the measured range: relative error per doubling"""
 _BEYOND = 2
-"""a bucket outside the range of measured sizes by at most this factor does not increase the error"""
+"""a bucket that is outside the range of measured sizes by at most this factor does not increase the error"""
 _TAKEN_ERROR = 0.3
 _MOST_TAKEN = 3.0
 """upper bound on how much gloo slows down computation, in ns per byte; used if the slowdown was not measured"""
@@ -127,7 +127,7 @@ class PredictedParts:
     backward_ns: float
     """duration of the backward pass without communication"""
     slowed_ns: float
-    """time by which communication lengthens the computation of the backward pass"""
+    """time that communication adds to the computation of the backward pass"""
     exposed_ns: float
     """time after the last gradient in which buckets are awaited and copied"""
     rest_ns: float
@@ -151,11 +151,11 @@ class Prediction:
     doubted_ns: tuple[float, ...]
     """step duration with each of the alternative networks (see `Doubts`), whose order is the same in all predictions"""
     missed_ns: float
-    """error of the replay when it uses the recorded settings, scaled up if the predicted backward pass is longer"""
+    """error of the replay when it uses the recorded settings, scaled up for a longer predicted backward pass"""
     guessed_ns: float
-    """error from assumptions about the computation time of a comm hook, or of another batch size"""
+    """error from assumptions about the computation time with a comm hook, or with a different batch size"""
     widened: tuple[str, ...]
-    """messages that say why the interval is wider than the errors measured in the run require"""
+    """messages that say why the interval is wider than the errors measured in the run alone would make it"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class _PredictedPasses:
     was_ns: float
     """predicted duration with the recorded settings"""
     parts: PredictedParts
-    """parts of the step that are spent in these passes; `rest_ns` is 0"""
+    """parts of the step that are spent in the passes; `rest_ns` is 0"""
     doubted_ns: tuple[float, ...]
     missed_ns: float
     guessed_ns: float

@@ -35,12 +35,12 @@ _ENOUGH_SENT = 0.5
 backward pass
 """
 _UNKNOWN_ERROR = 0.0625
-"""relative error that is assumed if there is only a single step"""
+"""relative error of the step time that is assumed if there is only a single step"""
 
 
 @dataclass(frozen=True, slots=True)
 class PassProfile:
-    """The synchronized backward passes of a step through the same DDP modules, which are assumed to be equal.
+    """The synchronized backward passes of a step through the same DDP modules. The passes are assumed to be alike.
 
     Times are for one pass, since the start of its part of the step.
     """
@@ -251,7 +251,7 @@ def _sent_bytes(training: Training, step: ObservedStep, link: Link) -> float:
 
 
 def _copied_ns_per_byte(training: Training, computed: Computed, link: Link, reduced_ns: float) -> float:
-    """Return the copy time per byte with which the replay ends at `reduced_ns`, by bisection."""
+    """Return the copy time per byte with which the replay ends at `reduced_ns`, found by bisection."""
     low, high = 0.0, _MOST_COPIED
     for _ in range(30):
         middle = (low + high) / 2

@@ -64,7 +64,7 @@ class Link:
     """number of transfers that run at the same time: one with NCCL, two with gloo, which has two threads"""
 
     def taken_at(self, ns_per_byte: float) -> Cost:
-        """Return the cost to computation on a link with another bandwidth."""
+        """Return the cost to computation on a link with a different bandwidth."""
         longer = ns_per_byte / self.alone.ns_per_byte if self.alone.ns_per_byte else 1.0
         return replace(self.taken, ns_per_byte=self.taken.ns_per_byte * (1 + _TAKEN_WITH_TIME * (longer - 1)))
 

@@ -1,7 +1,7 @@
 """Detect how the script compiles its DDP module with torch.compile. In trials, compile it in a different way.
 
 torch.compile splits a model into one graph per bucket (`DDPOptimizer`) only if it compiles the model during DDP's
-forward, and ``torch._dynamo.config.optimize_ddp`` is ``ddp_optimizer``.
+forward pass, and ``torch._dynamo.config.optimize_ddp`` is ``ddp_optimizer``.
 
 This module is imported while torch is being imported. It imports torch's compiler only in jobs that use it, and in
 trials that change it.
@@ -84,7 +84,7 @@ def _is_in_compiled_code() -> bool:
 
 
 def count_graphs() -> None:
-    """Start counting the graphs that DDPOptimizer creates, unless it has created some. Call this if DDP is compiled."""
+    """Start counting DDPOptimizer's graphs, unless it has already created some. Call this if DDP is compiled."""
     global _counts_graphs
     if _counts_graphs or _has_graphs():
         return

@@ -345,7 +345,7 @@ _NAMES = ast.Name | ast.Attribute
 _GROUP_ARGUMENTS = frozenset({"group", "process_group", "pg", None})
 """names of arguments that may be a process group; ``None`` stands for ``**kwargs``"""
 _LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
-"""statements that leave a block early, so that only the other ranks may run the rest of the function"""
+"""statements that leave a block early, so that the rest of the function may run on only some ranks"""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 
 
@@ -394,7 +394,7 @@ def collectives_of_some_ranks(script: ast.Module, file: str) -> Iterator[Collect
 
 
 def _own_nodes(body: Sequence[ast.stmt]) -> Iterator[ast.AST]:
-    """Yield all nodes of a body except nodes of nested functions and classes, because they run at another time."""
+    """Yield all nodes of a body except nodes of nested functions and classes, because they run at a different time."""
     waiting: list[ast.AST] = list(body)
     while waiting:
         node = waiting.pop()

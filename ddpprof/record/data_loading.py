@@ -233,7 +233,7 @@ def _draws(part: Any) -> bool:
 
 
 def _drawing_functions() -> set[int]:
-    """Return the IDs of functions that use random number generators, which loaders seed in their workers."""
+    """Return the IDs of functions that use one of the random number generators that loaders seed in their workers."""
     of_modules = [
         one
         for module, owner in ((random, random.Random), (np.random, np.random.RandomState))

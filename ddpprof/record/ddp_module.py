@@ -357,7 +357,7 @@ class RecordedModule:
         self._num_backwards = None
 
     def backward_begins(self) -> None:
-        """Record the start of a backward pass, which may not include this module."""
+        """Record the start of a backward pass, which does not necessarily go through this module."""
         self._gradient = _state_of_gradient(self._of_reducer.parameters)
 
     def backward_is_over(self, call: int) -> None:
@@ -481,7 +481,7 @@ class RecordedModule:
             self._num_searched = self._num_lacking = 1
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
-        """Record that gradients are used, if the optimizer has the module's first parameter and this has a gradient."""
+        """Record that gradients are used, if the optimizer has the module's first parameter and its gradient exists."""
         self._note_used_rows()
         first = next(iter(self._of_reducer.parameters), None)
         if first is None or first.grad is None or not self._counts.num_pending:

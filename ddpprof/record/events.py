@@ -36,10 +36,10 @@ class Listener:
         """Called in any thread when a DDP module's forward pass begins. A step may have ended immediately before it."""
 
     def pre_forward_begins(self, ddp: DistributedDataParallel, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Called when DDP begins its own work before the wrapped module's forward."""
+        """Called when DDP begins its own work before the wrapped module's forward pass."""
 
     def pre_forward_ends(self, ddp: DistributedDataParallel, began_ns: int, had_rebuilt: bool) -> None:
-        """Called when DDP has finished its own work before the wrapped module's forward.
+        """Called when DDP has finished its own work before the wrapped module's forward pass.
 
         `had_rebuilt`: whether DDP had already rebuilt its buckets when that work began.
         """

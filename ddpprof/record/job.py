@@ -3,8 +3,8 @@
 Either all ranks record into one run directory, or no rank records. The leading rank opens the run directory and
 announces it in the job's rendezvous store. Every rank registers before its first synchronized backward pass. Once the
 all-reduces of this pass have completed on the device, all ranks of the process group have registered. If a comm hook
-does not wait for other ranks, these ranks get a short time to register. The first rank of the group that checks this
-writes the verdict to the store, and the other ranks read the verdict.
+does not wait for other ranks, these ranks get a short time to register. The first rank of the group that checks whether
+all ranks have registered writes the verdict to the store, and the other ranks read the verdict.
 
 Some ranks of a job may never train with DDP, for example if they only generate samples. If rank 0 is such a rank, the
 lowest rank of a process group leads.

@@ -72,7 +72,7 @@ class JobEnd:
     is_timed_out: bool
     """True if ddpprof ended the job because it reached its time limit"""
     was_reached: bool
-    """whether any Python process of the job loaded ddpprof; also False if the job has a separate file system"""
+    """whether any Python process of the job loaded ddpprof; always False if the job has a separate file system"""
 
     @property
     def was_stopped(self) -> bool:

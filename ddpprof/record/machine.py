@@ -360,7 +360,7 @@ class TrainingDevice:
     def __init__(self) -> None:
         self.accelerators: tuple[torch.device, ...] = ()
         self._waiting: Future[None] | None = None
-        """the most recent wait for the devices, which may not have ended"""
+        """the most recent wait for the devices, which may not have ended yet"""
         self.is_captured = False
         """True while the script captures a CUDA graph; waiting for the device would break the capture"""
 

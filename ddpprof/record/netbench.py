@@ -1,10 +1,10 @@
 """Measure how long collectives take between the ranks of this job, and how much they slow down computation.
 
-All ranks call `measure`. For each size, up to three warm-up iterations run. Then, as many iterations run as fit into
-the time limit, each after a barrier. All ranks compute this number of iterations from the same data. Measuring stops
-after the first size at which one iteration exceeds the limit. Measurements of two concurrent collectives alternate with
-measurements of a single collective, so that a temporary slowdown of the machine affects both.
-`ddpprof.model.json_files` describes the fields of the result.
+All ranks call `measure`. For each size, up to three warm-up iterations run. Then, as many iterations as fit into the
+time limit run, each after a barrier. All ranks derive this number from the same data. Measuring stops after the first
+size at which one iteration exceeds the limit. Measurements of two concurrent collectives alternate with measurements of
+a single collective, so that a temporary slowdown of the machine affects both. `ddpprof.model.json_files` describes the
+fields of the result.
 
 On an accelerator, several iterations follow one barrier, and the device measures their time, because launching a short
 collective and waiting for it on the host takes longer than the collective itself.

@@ -271,7 +271,7 @@ def _save(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _unwritten: set[str] = set()
-"""paths of files that ``torch.save`` was made not to write; if the script renames such a file, its new path is added"""
+"""paths that ddpprof kept ``torch.save`` from writing; if the script renames such a file, its new path is added"""
 
 
 def leave_unwritten(path: str | os.PathLike[str]) -> None:

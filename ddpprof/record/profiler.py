@@ -147,7 +147,7 @@ def _run_asked(_nothing: object) -> int:
 
 
 _RUN_ASKED = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_run_asked)
-"""must exist until the interpreter exits, because the interpreter may call it late"""
+"""function pointer that must exist until the interpreter exits, because the interpreter may call it late"""
 
 
 _gzip_open: Any
@@ -158,8 +158,8 @@ except ImportError:
 
 _ASKS_EVERY_S = 0.1
 _LOCAL_DISK_BYTES = 4 << 30
-"""the trace is written to the node's local disk first if at least this many bytes are free there; otherwise directly to
-the run directory
+"""the trace is written to the node's local disk first if at least this many bytes are free on that disk; otherwise,
+directly to the run directory
 """
 
 
@@ -453,7 +453,7 @@ def _toggle(on: bool, activities: set[ProfilerActivity]) -> bool:
 
 
 def _toggle_cpu(on: bool) -> bool:
-    """Toggle collection on the CPU only, which does not wait for the device. Suppress torch's warning on stderr."""
+    """Toggle collection on the CPU only, without waiting for the device. Suppress torch's warning on stderr."""
     with ExitStack() as at_end:
         with suppress(OSError):  # stderr is closed
             kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)

@@ -43,8 +43,8 @@ WAITED = 8
 passes
 """
 GRADIENTS = 9
-"""for each module: times at which its gradients became ready in the backward pass that has just ended, in ns since an
-origin chosen by PyTorch (empty if unknown), and the earliest and latest possible time of this origin
+"""for each module: times at which its gradients became ready in the backward pass that has just ended, in ns since a
+zero point chosen by PyTorch (empty if unknown), and the earliest and latest possible time of this zero point
 """
 NOTED_FLAGS = 10
 """`StepFlag` to add to the current step"""
@@ -289,7 +289,7 @@ class PulseWriter(Listener):
         step
         """
         self._usual_unpaired: int | None = None
-        """smallest number, in any step so far, of forward passes in excess of backward passes"""
+        """smallest excess of forward passes over backward passes in any step so far"""
         self._finite_step = self._last_nonfinite = UNKNOWN
         """number of the last step with a finite loss, and number of the last step with a NaN or infinite loss, among
         the losses read
@@ -298,7 +298,7 @@ class PulseWriter(Listener):
         """whether the next backward pass reduces gradients"""
         self._forwards: list[tuple[Any, int, int]] = []
         """for each module whose gradients the next backward pass reduces: its reducer, and the earliest and latest
-        possible origin of the gradient times; empty if they are not read in this step
+        possible zero point of the gradient times; empty if they are not read in this step
         """
         self._looks = True
         """whether gradient times are read in this step; see `PulseRows.looks_every`"""
@@ -345,7 +345,7 @@ class PulseWriter(Listener):
             self.begins(_OTHER)
 
     def forward_ends(self, ddp: DistributedDataParallel, inner_end_ns: int) -> None:
-        """Record the end of a DDP module's forward.
+        """Record the end of a DDP module's forward pass.
 
         If the gradients will be reduced, their times are relative to the end of the wrapped module's forward pass. On
         an accelerator, gradient times are meaningless, because the host does not wait for the device.

@@ -7,7 +7,7 @@ the call.
 
 `CodeSampler` samples the training thread's Python stack every few milliseconds, in a helper thread. While the training
 thread holds Python's global interpreter lock, the helper thread has to wait. Therefore, the sample after a long call
-into C, such as ``tensor.tolist()``, may show the following line.
+into C, such as ``tensor.tolist()``, may show the line after the call.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _METHODS = {
 outer call is recorded
 """
 _OF_TORCH = re.compile(r"/torch/(\w+/.*)")
-"""matches files of PyTorch, except for those that define the methods of tensors"""
+"""pattern for files of PyTorch, except the files that define the methods of tensors"""
 
 _MOST_PLACES = 100
 _Key = tuple[str, str, int, str, str]
@@ -164,7 +164,7 @@ def _of_user(frame: FrameType | None) -> _UserLine | None:
 
 
 def _is_in_backward(frame: FrameType | None) -> bool:
-    """Return True if autograd runs the frame in a backward pass, for example as a hook or a checkpointed forward."""
+    """Return True if autograd runs the frame in a backward pass, for example as a hook or in a checkpoint."""
     while frame is not None:
         if frame.f_code.co_name == _RUNS_BACKWARD:
             return True
@@ -187,7 +187,7 @@ def _caller_of_modules(frame: FrameType | None) -> str:
 
 
 _OF_MODULES = "/torch/nn/modules/module.py"
-"""file with the method that calls the forward of a module"""
+"""file with the method that calls a module's ``forward``"""
 _RUNS_BACKWARD = "_engine_run_backward"
 """name of PyTorch's function that runs a backward pass"""
 _INTERVAL_S = 0.002

@@ -521,7 +521,7 @@ class RecordedSteps(Listener):
                 self.step_is_over = True
 
     def _trains_without_forward(self, optimizer: Any) -> None:
-        """Begin the recording if a DDP module's optimizer has taken several steps without any DDP forward.
+        """Begin the recording if a DDP module's optimizer has taken several steps without any DDP forward pass.
 
         Only steps after a backward pass count. A script may take a few steps to allocate memory before training.
         """

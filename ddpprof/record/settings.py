@@ -29,7 +29,7 @@ class Settings:
     command: tuple[str, ...] = ()
     """command that the user asked to run"""
     recorded_with: tuple[str, ...] = ()
-    """arguments of ``ddpprof trace`` that repeat the recording, without the output directory"""
+    """arguments of ``ddpprof trace`` with which the recording can be repeated, except the output directory"""
     skip_first: int = SKIP_FIRST
     """number of initial steps that are not recorded; in them, DDP rebuilds its buckets, and caches and allocators warm
     up
@@ -123,7 +123,7 @@ class Settings:
         return cls(out, **WATCHING, **others)
 
     def to_capture(self, request: CaptureRequest, folder: Path, first_step: int) -> Settings:
-        """Return the settings of a capture: only the requested steps, from `first_step` on."""
+        """Return the settings of a capture: it records only the requested steps, starting with `first_step`."""
         return Settings(
             out=str(folder),
             command=self.command,

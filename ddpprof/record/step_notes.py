@@ -340,7 +340,7 @@ class StepNotes(Listener):
             self.module(ddp)
 
     def data_parallel_module(self, model: torch.nn.DataParallel[Any]) -> None:
-        """Record a `DataParallel` module and its devices, when its forward begins."""
+        """Record a `DataParallel` module and its devices, when its forward pass begins."""
         devices = [torch.device("cuda", device) for device in model.device_ids]
         self.memory.owns(devices)
         self.device.found(devices)

@@ -114,7 +114,7 @@ class StepDetector:
 
     A training step ends when the anchor optimizer steps. With several optimizers, the anchor is the optimizer that took
     its first step last. If optimizers take turns, with several training steps per turn, steps of every optimizer end
-    training steps. Without an optimizer, a step ends before the next forward of the same DDP module.
+    training steps. Without an optimizer, a step ends before the next forward pass of the same DDP module.
     """
 
     def __init__(self, any_optimizer_alive: Callable[[], bool]) -> None:

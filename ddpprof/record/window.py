@@ -27,7 +27,7 @@ from ddpprof.record.steps import Schedule
 from ddpprof.signals import deferred_signals
 
 _HIDES_STEPS = 3
-"""a graph is assumed to contain whole steps if it has been replayed, since the last step ended, this many times as
+"""a CUDA graph is assumed to contain whole steps if, since the last step ended, it has been replayed this many times as
 often as in any earlier step
 """
 

@@ -119,7 +119,7 @@ class Job:
     num_micro_steps: int | None = None
     """number of batches whose gradients are accumulated in a step; ``None`` if ddpprof did not record the run"""
     recorded_with: tuple[str, ...] = ()
-    """arguments of ``ddpprof trace`` that repeat the recording; empty if unknown"""
+    """arguments of ``ddpprof trace`` with which the recording can be repeated; empty if unknown"""
     framework: str | None = None
     """framework that created the DDP module: ``"transformers"``, ``"lightning"``, ``"fabric"``, ``"accelerate"``"""
     is_compiled: bool = False
@@ -251,7 +251,7 @@ class Report(ShownInNotebooks):
 
     @property
     def ranks_together(self) -> tuple[RankReport, ...]:
-        """Ranks that average their gradients with the lowest rank. The rest may train a different model."""
+        """Ranks that average their gradients with the lowest rank. Other ranks may train a different model."""
         return tuple(rank for rank in self.ranks if self.job.averages(rank.rank))
 
     @property
@@ -284,7 +284,7 @@ class Report(ShownInNotebooks):
 
     @property
     def profiler_ns(self) -> int:
-        """Time by which the profiler makes a step longer, in ns; 0 if unknown."""
+        """Time that the profiler adds to a step, in ns; 0 if unknown."""
         if self.on_accelerator:
             return profiler_cost(self.ranks_together, self.usual_steps) or 0
         return max(0, (self.profiled_step_ns or 0) - (self.step_ns or 0))

@@ -236,7 +236,7 @@ def _by_modules(report: Report, modules: Sequence[DdpModule], passes: Sequence[O
 
 
 def _usual_number(passes: Sequence[ObservedStep], steps: Collection[int]) -> int:
-    """Return the median number of these passes per step. `steps`: numbers of all observed steps."""
+    """Return the median number of `passes` per step. `steps`: numbers of all observed steps."""
     number_in = Counter(one.step for one in passes)
     return round(median(number_in[step] for step in steps))
 

@@ -165,7 +165,7 @@ def _copying_error_ns(report: Report) -> float:
 def _without_straggler(run: KnownRun, changes: _Changes, stragglers: Sequence[Straggler]) -> Predicted | None:
     """Predict the step for the case that the straggler's gradients are ready as early as on the other ranks.
 
-    This is only done for a rank that is late in its backward pass, where communication may hide part of the delay. A
+    This is done only for a rank that is late in its backward pass, where communication may hide part of the delay. A
     delay elsewhere, or with a forward pass that synchronizes the ranks (for example to broadcast buffers), delays all
     ranks by the full time.
     """
@@ -255,7 +255,7 @@ class WhatIf(ShownInNotebooks):
     without_world_comm_ns: float | None = None
     """predicted communication time per step without the settings in `world`; ``None`` if `world` is empty"""
     equal_mb: tuple[float, float] | None = None
-    """smallest and largest cap with an equally good prediction as the best cap, if there is more than one such cap"""
+    """smallest and largest cap whose predictions are as good as the best cap's, if there is more than one such cap"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Compare repeated runs of two jobs. Each run is one observation, because steps of one run do not predict other runs.
 
     difference = median of all differences between runs of B and A (Hodges–Lehmann estimator; `shift_between`)
-    interval   = confidence interval of the difference from the Mann–Whitney U distribution; 99.5 %, divided among the
-                 questions that are asked together
+    interval   = confidence interval of the difference from the Mann–Whitney U distribution; 99.5 %; the other 0.5 %
+                 is shared by the questions that are asked together
 
 The interval does not assume a distribution, so it is valid with few runs and with outliers. The confidence is high
 enough that the comparison may be repeated with more runs. The interval needs at least six runs on each side. With fewer
@@ -127,14 +127,14 @@ class Difference:
         return False if self.is_measured else None
 
     def may_exceed(self, limit_ns: float) -> bool | None:
-        """Return True if B takes longer than A, possibly by more than the limit; ``None`` if undecided."""
+        """Return True if B takes longer than A and the increase may exceed the limit; ``None`` if undecided."""
         if self.high_ns <= limit_ns:
             return False
         return True if self.low_ns > 0 else None
 
 
 def plausible_noise_ns(steps_ns: Sequence[float]) -> float:
-    """Return the largest plausible difference between equal runs, in ns. `steps_ns`: step time of every run."""
+    """Return the largest plausible difference between runs of one job, in ns. `steps_ns`: step time of each run."""
     return max(steps_ns) * (1 - 1 / PLAUSIBLE_FACTOR)
 
 
@@ -155,7 +155,7 @@ def difference_between(a_ns: Sequence[float], b_ns: Sequence[float], noise_ns: f
 def runs_needed(difference: Difference, num_runs: int, limit_ns: float, questions: int = 1) -> int:
     """Return the number of runs per side that is needed to distinguish a difference of `limit_ns` from zero.
 
-    `num_runs`: number of runs on the smaller side. A result above `MOST_RUNS` means that the runs are too noisy.
+    `num_runs`: runs on the side with fewer runs. A result above `MOST_RUNS` means that the runs are too noisy.
     """
     if not difference.is_measured:
         return max(fewest_runs(questions), num_runs + 1)

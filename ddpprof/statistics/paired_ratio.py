@@ -156,7 +156,7 @@ def _by_bootstrap(rounds: Sequence[Sequence[Pair]], ratio: float, tail: float) -
 
 
 def student_quantile(tail: float, degrees: int) -> float:
-    """Return the quantile of Student's t distribution with upper tail probability `tail`, by bisection."""
+    """Return the quantile of Student's t distribution with upper tail probability `tail`, found by bisection."""
     low, high = 0.0, 100.0
     for _ in range(60):
         middle = (low + high) / 2

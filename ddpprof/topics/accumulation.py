@@ -1,4 +1,4 @@
-"""Detect needless work on gradients: reductions while they accumulate, gradients that are discarded, unused forwards.
+"""Detect needless gradient work: reductions during accumulation, discarded gradients, and unused forward passes.
 
     A module accumulates gradients if two of its synchronized backward passes have no optimizer step between them, and
     the second pass adds to the gradients of the first. Only the all-reduce of the last pass is needed.
@@ -55,7 +55,7 @@ def measure_accumulation(steps: Sequence[RecordedStep]) -> tuple[Accumulation, .
 def count_micro_steps(steps: Sequence[RecordedStep]) -> int:
     """Return the number of batches accumulated per optimizer step; 1 if gradients are not accumulated.
 
-    Counts forwards under ``no_sync``, and backward passes if the next pass adds to their gradients.
+    Counts forward passes under ``no_sync``, and backward passes if the next pass adds to their gradients.
     """
     per_step = []
     for step in steps:

@@ -249,7 +249,7 @@ _NEW_BATCH = {
     WhatHelps.DOUBLE_BATCH: "with twice the batch size",
     WhatHelps.ACCUMULATION: f"with {ACCUMULATED} times the batch size, and one optimizer step instead of {ACCUMULATED}",
 }
-"""further effects of these changes on training, because of which other hyperparameters may be needed"""
+"""change → its further effect on training, because of which other hyperparameters may be needed"""
 
 
 def _gain(one: WouldHelp) -> str:

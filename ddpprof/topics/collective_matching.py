@@ -19,7 +19,7 @@ from ddpprof.model import NO_STEP, UNKNOWN, CollectiveKind, Collectives, Int64Co
 from ddpprof.words import ranks_in_words
 
 _PLACES = 1 << 32
-"""larger than the number of collectives in any step; used to combine the step and the position in it into one key"""
+"""number above the count of collectives in any step; used to combine the step and the position in it into one key"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Detect compiled models in which the graphs of torch.compile keep communication from overlapping with backward.
+"""Detect compiled models whose graphs keep communication from overlapping with the backward pass.
 
     group     gradients that become ready together, because one compiled graph computes them
     waits     last gradient of a bucket - last gradient of the bucket's earlier groups
@@ -68,7 +68,7 @@ class BucketWait:
 class CompiledGraphs:
     """How a DDP module is compiled, and when its gradients become ready.
 
-    Times are medians, in ns since the end of the forward.
+    Times are medians, in ns since the end of the forward pass.
     """
 
     order: str
@@ -90,7 +90,7 @@ class CompiledGraphs:
     def waiting(self) -> BucketWait | None:
         """The first bucket with a large share of bytes that wait for another graph.
 
-        Buckets that wait less than half of the longest wait are ignored.
+        Buckets that wait for less than half of the longest wait are ignored.
         """
         late = [one for one in self.waits if one.early_bytes >= _EARLY * one.num_bytes]
         longest_ns = max((one.waits_ns for one in late), default=0)
@@ -117,7 +117,7 @@ def measure_compiled_graphs(record: Record, modules: Sequence[DdpModule]) -> Com
 
 
 def _ready_ns(record: Record, modules: Sequence[DdpModule]) -> list[int] | None:
-    """Return when each gradient is ready, in ns since the forward; ``None`` if unknown, as with the Python reducer."""
+    """Return ready times of gradients in ns since the forward pass; ``None`` if unknown, as with the Python reducer."""
     passes = [one for step in record.training_steps for one in step.passes if pass_fits(modules, one)]
     times = [
         [ready - one.origin_ns for one in passes if (ready := one.ready_ns[index]) is not None]

@@ -28,7 +28,7 @@ from ddpprof.topics.script_code import slowest_line_of_data
 
 _FEWEST_BATCHES = 3
 _FEWEST_SAMPLES = 8
-"""a rank is compared only if at least this many different samples of it are known"""
+"""a rank is compared only if at least this many different samples are known for it"""
 _FEWEST_SHARED = 16
 _SHARED = 0.25
 """data counts as not sharded if other ranks also read at least this share of a rank's samples"""
@@ -57,7 +57,7 @@ class SameSamples:
     def is_sharded(self) -> bool:
         """Whether a DistributedSampler shards the dataset.
 
-        If so, ranks can get equal samples only by drawing equal random numbers.
+        If so, ranks can get the same samples only if they draw the same random numbers.
         """
         one = self.loader
         num_samples = (one.batches_per_pass or 0) * (one.batch_size or 0)

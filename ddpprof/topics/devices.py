@@ -1,6 +1,6 @@
 r"""Measure how long each device of a process with several devices works per step, and ``nn.DataParallel``'s transfers.
 
-    replicate   copies the parameters to every device, in each forward
+    replicate   copies the parameters to every device, in each forward pass
     scatter     splits the batch among the devices; in the backward pass, the gradients of the output
     gather      copies the output to one device
     reduce      sums the gradients of all devices on the first device

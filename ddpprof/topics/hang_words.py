@@ -163,7 +163,7 @@ def verdict_lines(verdict: Verdict, *, is_over: bool = False) -> list[str]:
 
 
 def standstill_line(found: Standstill) -> str:
-    """Return a line that says why a job without progress is not reported as a hang, or not yet."""
+    """Return a line that says why a job without progress is not (or not yet) reported as a hang."""
     if found.waits_for is None or found.rank is None:
         return (
             f"step {found.step or 0:,} takes longer than usual, but the job is busy (saving, evaluating or computing), "

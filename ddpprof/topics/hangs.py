@@ -1,9 +1,9 @@
 """Detect risks of a hang: a rank that skips a backward pass, unequal numbers of batches, long timeouts.
 
 A rank skips a backward pass if it catches an error in one batch, or skips a NaN loss. DDP pairs backward passes by
-their order, so from then on it averages the gradients of different batches. A skipped pass is reported only if
-the rank has finished with fewer backward passes than another rank. A forward without a backward pass is not enough,
-because a script may compute a loss to log it, or repeat a forward that failed.
+their order, so from then on it averages the gradients of different batches. A skipped pass is reported only if the rank
+has finished with fewer backward passes than another rank. A forward pass without a backward pass is not enough, because
+a script may compute a loss to log it, or repeat a forward pass that failed.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Passes(NamedTuple):
     has_finished: bool
     """True if training ended without an error on the rank"""
     num_unpaired: int = 0
-    """number of forward passes that should have been followed by a backward pass but were not; forward passes that lack
-    one in every step do not count
+    """number of forward passes that should have been followed by a backward pass but were not; if the script leaves out
+    backward passes in every step, those do not count
     """
     first_unpaired_step: int | None = None
     """number of the first step with a forward pass counted in `num_unpaired`"""

@@ -43,7 +43,7 @@ class Block:
 
 
 def blocks_of(*tables: Work | Collectives) -> Iterator[Block]:
-    """Yield non-empty blocks in time order. Rows with equal starts are in the same block."""
+    """Yield non-empty blocks in time order. Rows that start at the same time are in the same block."""
     cuts = np.unique(max(tables, key=len).start_ns[BLOCK_ROWS::BLOCK_ROWS])
     bounds = [[0, *np.searchsorted(table.start_ns, cuts).tolist(), len(table)] for table in tables]
     for block in range(len(cuts) + 1):
@@ -83,7 +83,7 @@ class Idle:
 
     @property
     def late_launch_ns(self) -> int:
-        """Launch-bound time without `host_read_ns`."""
+        """Launch-bound idle time, excluding `host_read_ns`."""
         return self.launch_bound_ns - self.host_read_ns
 
     @property
@@ -347,7 +347,7 @@ _FULL = (
 )
 
 _MUCH = 0.05
-"""late launches are reported if they cost at least this share of the step; so is the optimizer on CPU"""
+"""late launches and, on CPU, the optimizer are reported if they cost at least this share of the step"""
 _MOST_LINES = 3
 _OF_CUDA = (
     "torch.compile(model), with mode='reduce-overhead' (CUDA graphs), fused optimizers (AdamW(…, fused=True)) or a "
@@ -359,8 +359,8 @@ _OF_OTHERS = "torch.compile(model), if it has a backend for this device, or a la
 def optimizer_not_fused(took_ns: int, view: View) -> Iterator[Finding]:
     """Report an optimizer that is not fused, or that runs separate operators for each of many small groups.
 
-    On CPU, an optimizer is only reported if it takes much of the step. Fusing makes Adam three to five times as fast
-    there, but hardly speeds up plain SGD, which has no state.
+    On CPU, an optimizer is reported only if it takes much of the step. Fusing makes Adam three to five times as fast on
+    CPU, but hardly speeds up plain SGD, which has no state.
     """
     optimizers = next((one.optimizers for one in view.records.values() if one.optimizers), ())
     unfused = [one for one in optimizers if one.could_be_fused and not one.is_fused]

@@ -6,10 +6,10 @@
 A run is covered if communication runs during at least half of it, and alone if no communication runs during it. Other
 runs are ignored. Communication counts even while it only waits for another rank.
 
-Two runs are the same work if they have the same name, launch shape and input shapes. If a trace lacks input shapes,
-name and launch shape are not sufficient: for example, the grid of a matrix product does not show its inner dimension.
-The n-th of m runs in a step is then compared only with the n-th of m runs in other steps. This is also done on CPU,
-where ops are identified by name and position. On CPU, ops that contain DDP's hooks are excluded.
+Two runs do the same work if they have the same name, launch shape and input shapes. If a trace lacks input shapes, name
+and launch shape are not sufficient: for example, the grid of a matrix product does not show its inner dimension. The
+n-th of m runs in a step is then compared only with the n-th of m runs in other steps. This is also done on CPU, where
+ops are identified by name and position. On CPU, ops that contain DDP's hooks are excluded.
 
     control = duration of runs alone in measured steps / median duration of the same work in baseline steps
 
@@ -74,7 +74,7 @@ class KernelSlowdown:
     same work alone; ascending
     """
     num_alone: int
-    """number of runs alone from which the medians in `ratios` are computed"""
+    """number of runs without communication from which the medians in `ratios` are computed"""
 
     @property
     def ratio(self) -> float | None:
@@ -112,7 +112,7 @@ class OverlapSlowdown:
 
     @property
     def known_ns(self) -> int:
-        """Covered time of the kernels with a known ratio."""
+        """Total duration of the compared runs of kernels with a known ratio."""
         return sum(row.compared_ns for row in self.kernels if row.ratio is not None)
 
     @property
@@ -127,7 +127,7 @@ class OverlapSlowdown:
 
     @property
     def ratio(self) -> float | None:
-        """Covered time of the kernels with a known ratio, divided by the time that the same runs would take alone."""
+        """Ratio of `known_ns` to the time that the same runs would take alone."""
         lost = [row.lost_ns for row in self.kernels if row.ratio is not None]
         return self.known_ns / (self.known_ns - sum(lost)) if lost else None
 
@@ -285,14 +285,14 @@ def _same_work(trace: Trace, runs: KernelRuns) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class _Control:
-    """Total time of work that ran alone in measured steps, and of this work in baseline steps. Both are doubled."""
+    """Total time of work that ran alone in measured steps, and of the same work in baseline steps. Both are doubled."""
 
     twice_measured_ns: int
     twice_baseline_ns: int
 
     @property
     def factor(self) -> float:
-        """Ratio of measured to baseline durations; 1 if there is no such work."""
+        """Ratio of measured to baseline durations; 1 if no work can be compared."""
         baseline_ns = self.twice_baseline_ns // 2
         return self.twice_measured_ns // 2 / baseline_ns if baseline_ns else 1.0
 

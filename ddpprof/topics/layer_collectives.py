@@ -1,12 +1,12 @@
-r"""Measure the collectives that the model's layers, such as SyncBatchNorm, call in forward and backward.
+r"""Measure the collectives that the model's layers, such as SyncBatchNorm, call in the forward and backward passes.
 
     forward  = launched within DDP's forward, neither by DDP itself nor as a barrier
     backward = launched by a node of the autograd graph, but not by a gradient hook, which launches DDP's buckets
     exposed  = |layers' communication \ compute|
 
-SyncBatchNorm gathers its statistics in the forward, and all-reduces sums of their gradients in the backward. A layer
-waits for the result immediately, so hardly any of this communication is hidden. The layer may also have to wait for
-buckets that are being sent. Collectives of the backward pass count only if the trace shows the gradient hooks.
+SyncBatchNorm gathers its statistics in the forward pass, and all-reduces sums of their gradients in the backward pass.
+A layer waits for the result immediately, so hardly any of this communication is hidden. The layer may also have to wait
+for buckets that are being sent. Collectives of the backward pass count only if the trace shows the gradient hooks.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     share   = reached / limit. TCP overhead is 4 % of a link with 1500-byte frames
 
 Within one machine the limit is unknown. The rules report a faster path that is not used, and a saturated link. Even on
-a saturated link, other buckets may hide more of the communication.
+a saturated link, different buckets may hide more of the communication.
 """
 
 from __future__ import annotations
@@ -437,7 +437,7 @@ def _without_access(record: Record, view: View) -> Iterator[tuple[int, int]]:
 
 
 def at_link_limit(limit: LinkLimit, view: View) -> Iterator[Finding]:
-    """Report a saturated link. No setting shortens the transfers, but other buckets may hide more of them."""
+    """Report a saturated link. No setting shortens the transfers, but different buckets may hide more of them."""
     share = limit.share
     if share is None or not _AT_LIMIT <= share <= _IMPOSSIBLE or not view.worth(view.exposed_ns):
         return

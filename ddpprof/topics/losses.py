@@ -14,7 +14,7 @@ from ddpprof.model.whole_run import NonfiniteSteps
 _MOST_NAMED = 4
 
 Nonfinite = Mapping[int, NonfiniteSteps | None]
-"""rank → its steps with a NaN or infinite loss, or ``None`` if it has none; all ranks that recorded the whole run"""
+"""rank → its steps with a NaN or infinite loss (``None``: no such step), for all ranks that recorded the whole run"""
 
 
 def nonfinite_loss(ranks: Nonfinite, _view: View) -> Iterator[Finding]:

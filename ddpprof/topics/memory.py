@@ -50,7 +50,7 @@ class DeviceUse:
     total_bytes: Annotated[int | None, Number("memory capacity of the accelerator")]
     uuid: str | None = None
     peak_in: Annotated[str | None, Number("part of the step in which the accelerator's memory reached its peak")] = None
-    """``None`` if unknown, or if the peak was reached after the steps in which ddpprof assigns peaks to parts"""
+    """``None`` if unknown, or if the peak came after the steps in which ddpprof determines the part of the step"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Holder:
 def devices_of_job(ranks: Sequence[RankMemory]) -> tuple[Holder, ...]:
     """Return the accelerators on which a rank trains, each with the memory that all ranks have reserved on it.
 
-    If device UUIDs are unknown, equal indices on a host are assumed to be the same device.
+    If device UUIDs are unknown, devices with the same index on a host are assumed to be the same device.
     """
     uses = [(rank, use, (rank.host, use.uuid or use.index)) for rank in ranks for use in rank.devices]
     trained_on = {key for _, use, key in uses if use.is_own}

@@ -183,7 +183,7 @@ def unfrozen_parameters(replicas: Replicas, view: View) -> Iterator[Finding]:
 
 
 def unaveraged_parameters(replicas: Replicas, view: View) -> Iterator[Finding]:
-    """Report parameters that each rank trains separately because the script bypasses the DDP module's forward."""
+    """Report parameters that each rank trains separately because the script bypasses DDP's ``forward``."""
     for apart in _apart(replicas, view, is_wrapped=True):
         yield Finding(
             "unaveraged-parameters",
@@ -199,7 +199,7 @@ def unaveraged_parameters(replicas: Replicas, view: View) -> Iterator[Finding]:
 
 
 def unwrapped_parameters(replicas: Replicas, view: View) -> Iterator[Finding]:
-    """Report parameters outside DDP modules that were equal on all ranks at first but are trained separately."""
+    """Report parameters outside DDP modules that were the same on all ranks at first but are trained separately."""
     for apart in _apart(replicas, view, is_wrapped=False):
         yield Finding(
             "unwrapped-parameters",

@@ -6,7 +6,7 @@ r"""Find the lines of the script that take time in a step because of their own P
     outside of a line = |samples of the line ∩ time outside the passes|, median over steps
     loss of a line = |samples of the line's own code ∩ time between forward and backward|, median over steps
 
-The time outside the passes is the step without these times: from the start of each DDP forward to the end of its
+The time outside the passes is the step without these times: from the start of each DDP forward pass to the end of its
 backward pass; the optimizer; waiting for data; communication; and, for lines of the script's own code, idle gaps. On an
 accelerator, *outside* and *loss* are instead the duration of the kernels that a line launches at these times. Code
 inside a module that is not part of the DDP module counts for the line that calls the module.
@@ -73,7 +73,7 @@ class CodeLine:
 
     @property
     def short(self) -> str:
-        """`line` without the folder of the file."""
+        """The file name, line number and function in `line`, without the file's folder."""
         return self.line.rpartition("/")[2]
 
 
@@ -181,7 +181,7 @@ class _Sampled:
         self._ends_ns, self._places = ends_ns[is_known], places[is_known]
 
     def times(self, spans: Spans, mask: NDArray[np.bool_], *, of_callers: bool = False) -> NDArray[np.float64]:
-        """Return for how long samples of places in the mask overlap with the spans: ns, shape (lines or callers,)."""
+        """Return how long (ns) the samples of places in the mask overlap the spans. Shape: (lines or callers,)."""
         overlap = spans.within(self._starts_ns, self._ends_ns) * mask[self._places]
         group = self._caller_of if of_callers else self._line_of
         names = self.callers if of_callers else self.lines
@@ -219,7 +219,7 @@ def _without_collectives(rank: Rank, trace: Trace, step: int) -> Spans:
 
 @dataclass(frozen=True, slots=True)
 class _Passes:
-    """The DDP forward passes of a step, in ns, and the rows of its backward nodes among the trace's host spans."""
+    """The start and end times (ns) of a step's DDP forward passes, and the host spans (rows) of its backward nodes."""
 
     begins_ns: NDArray[np.int64]
     ends_ns: NDArray[np.int64]
@@ -289,7 +289,7 @@ def script_code(ranks: Sequence[RankCode], view: View) -> Iterator[Finding]:
 
 
 def code_in_backward(ranks: Sequence[RankCode], view: View) -> Iterator[Finding]:
-    """Report code of the script that autograd runs in the backward pass: hooks, or checkpointed forwards."""
+    """Report code of the script that autograd runs in the backward pass: hooks, or checkpointed functions."""
     least = min(ranks, key=lambda one: one.backward_ns)
     if not view.step_ns or least.backward_ns < _MUCH_IN_BACKWARD * view.step_ns:
         return
@@ -315,7 +315,7 @@ _MUCH_IN_BACKWARD = 0.05
 
 
 def code_outside_passes(ranks: Sequence[RankCode], view: View) -> Iterator[Finding]:
-    """Report operators that the script calls outside the model, backward and optimizer, such as to average weights."""
+    """Report operators that the script calls outside model, backward pass and optimizer, such as to average weights."""
     step_ns = view.step_ns or 0
     least = min(ranks, key=lambda one: one.outside_ns)
     has_loss = least.loss_ns >= _MUCH_OF_LOSS * step_ns
@@ -345,7 +345,7 @@ def code_outside_passes(ranks: Sequence[RankCode], view: View) -> Iterator[Findi
 _MUCH_OUTSIDE = 0.05
 """operators outside the passes are reported if they take at least this share of the step"""
 _MUCH_OF_OWN = 0.03
-"""like `_MUCH_OUTSIDE`, for operators that the script's own lines call, not functions of PyTorch (clip_grad_norm_)"""
+"""like `_MUCH_OUTSIDE`, for operators that the script's own lines call, not PyTorch functions like clip_grad_norm_"""
 _MUCH_OF_LOSS = 0.1
 """operators between forward and backward are reported if the script's own lines call them for at least this share of
 the step; loss functions of PyTorch do not count
@@ -373,7 +373,7 @@ def longest_line(view: View) -> CodeLine | None:
 
 
 def slowest_line_of_data(view: View) -> CodeLine | None:
-    """Return the line with the longest time in which training waits for data."""
+    """Return the line that runs for the longest time while training waits for data."""
     return max(
         (line for one in view[SCRIPT_CODE] or () for line in one.lines), key=lambda one: one.data_ns, default=None
     )

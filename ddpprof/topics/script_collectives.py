@@ -95,7 +95,7 @@ class _Calls:
 def measure_outside(
     trace: Trace, step: int, parameters: Sequence[Sequence[int]], recorded: RecordedStep | None = None
 ) -> tuple[OutsideCalls, ...] | None:
-    """Measure the collectives outside DDP in the step with index `step`; ``None`` if the trace has no DDP forward.
+    """Measure the collectives outside DDP in the step with index `step`; ``None`` without a DDP forward pass.
 
     `parameters`: bytes of each parameter of each DDP module, if known. `recorded`: the same step as recorded by
     ddpprof.
@@ -122,7 +122,7 @@ def measure_outside(
 
 
 def spans_of_ddp(trace: Trace, recorded: RecordedStep | None) -> Spans:
-    """Return the spans of DDP's own work before and after the forwards of its modules."""
+    """Return the spans of DDP's own work before and after the forward passes of its modules."""
     forwards = recorded.forwards if recorded is not None and trace.epoch_ns is not None else ()
     times = [times for f in forwards for times in ((f.start_ns, f.inner_start_ns), (f.inner_end_ns, f.end_ns))]
     spans = np.array(times, np.int64).reshape(-1, 2) - (trace.epoch_ns or 0)
@@ -288,9 +288,7 @@ def _medians(steps: Sequence[tuple[OutsideCalls, ...] | None]) -> tuple[OutsideC
 
 
 def _of(outside: Sequence[OutsideCalls], view: View, *purposes: Purpose) -> list[OutsideCalls]:
-    """Return the calls worth reporting. Of the calls in the forward, these are only the barriers: the model may need
-    the rest.
-    """
+    """Return the calls worth reporting. In the forward pass, only barriers are: the model may need other calls."""
     calls = [
         one
         for one in outside

@@ -242,11 +242,11 @@ class UntrainedTail:
     """How long autograd computes only gradients of untrained parameters at the end of a backward pass."""
 
     ns: int | None
-    """median over backward passes; on an accelerator, of its computation; ``None`` if unknown"""
+    """median duration over backward passes; on an accelerator, of its computation only; ``None`` if unknown"""
 
 
 def measure_untrained_tail(rank: Rank, steps: Sequence[int], modules: Sequence[DdpModule]) -> UntrainedTail | None:
-    """Return ``None`` if the rank has no untrained parameters. `steps`: indices of the profiled steps.
+    """Return the tail; ``None`` if the rank has no untrained parameters. `steps`: indices of the profiled steps.
 
     tail = last gradient of the module - last gradient of a trained parameter
     """

@@ -75,8 +75,8 @@ _NOTABLE = 0.01
 def whole_run_line(run: WholeRun | None, step_ns: int | None = None) -> Iterator[Section]:
     """Yield a summary of the whole run for the first screen.
 
-    `step_ns`: step time in the verdict, if it was measured in a few steps without the profiler; the line says if it
-    differs much from that of the whole run.
+    `step_ns`: step time in the verdict, if it was measured in a few steps without the profiler; the line says whether
+    this time differs much from the step time of the whole run.
     """
     if run is None or run.steps is None:
         return
@@ -414,7 +414,7 @@ def _title(pause: Pause, num_ranks: int) -> str:
 
 
 def _shorter(pause: Pause, view: View) -> tuple[str, Change | None]:
-    """Return advice on making these steps shorter or less frequent, and the change if ddpprof can apply it."""
+    """Return advice on making long steps shorter or less frequent, and the change if ddpprof can apply it."""
     if pause.kind is PauseKind.EPOCH and (change := _keep_workers(view)) is not None:
         return f"Keep the DataLoader's workers between epochs: {change.code}.", change
     if pause.kind is not PauseKind.UNKNOWN:

@@ -118,7 +118,7 @@ class BufferSyncs:
 
 
 def measure_buffer_syncs(steps: Sequence[RecordedStep]) -> BufferSyncs:
-    """Return the numbers of forwards and buffer broadcasts, as medians over training steps."""
+    """Return the numbers of forward passes and buffer broadcasts, as medians over training steps."""
     forwards = [[one for one in step.forwards if one.has_gradients] for step in steps if step.forwards]
     synchronized = [[one for one in of_step if one.buffer_sync_ns > 0] for of_step in forwards]
     return BufferSyncs(
@@ -129,7 +129,7 @@ def measure_buffer_syncs(steps: Sequence[RecordedStep]) -> BufferSyncs:
 
 
 def buffers_broadcast(syncs: BufferSyncs, view: View) -> Iterator[Finding]:
-    """Report buffers, such as BatchNorm's running statistics, that rank 0 sends before each synchronized forward."""
+    """Report buffers, such as BatchNorm's running statistics, that rank 0 sends before synchronized forward passes."""
     known = syncs.modules_with_buffer_syncs
     synchronized = [m for index, m in enumerate(view.modules) if known is None or index in known]
     modules = [m for m in synchronized if m.settings.get("broadcast_buffers") and m.num_buffers]
@@ -196,7 +196,7 @@ def _forwards(syncs: BufferSyncs) -> str:
 
 
 def _without_broadcast(view: View) -> str:
-    """Return how to disable the broadcast before forwards.
+    """Return how to disable the broadcast before forward passes.
 
     ``broadcast_buffers=False``, the only option before torch 2.13, also disables the broadcast at construction.
     """

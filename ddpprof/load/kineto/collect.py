@@ -59,8 +59,8 @@ from ddpprof.load.lenient_json import NeedsExactTimesError, as_int, integers, na
 from ddpprof.model import UNKNOWN, Int64Column
 
 _MERGE_ROWS = 100_000
-"""nested ops are dropped at this number of rows, and later each time that the kept rows have become about three times
-as many; this saves memory
+"""to save memory, nested ops are dropped when there are this many rows, and again each time that the number of rows
+kept has about tripled
 """
 
 _MOST_NAMES = 100_000
@@ -73,8 +73,8 @@ memory
 """
 
 _UNNEEDED, _UNNEEDED_OP = -1, -2
-"""the first stands for an unneeded event, the second for an unneeded op whose input shapes are kept for the kernels
-that it launches
+"""values that stand for an unneeded event, and for an unneeded op whose input shapes are kept for the kernels that it
+launches
 """
 
 _MAX_DEVICE = 1 << 16

@@ -130,7 +130,7 @@ class Collected:
     accelerators
     """
     last_ns: int = -(1 << 63)
-    """latest end of any event; an op is considered only if it also has another role"""
+    """latest end of any event except the ops that have no other role"""
     last_op_ns: int = -(1 << 63)
     """latest end of the ops that have no other role and precede the first device work"""
     window_end: tuple[int, int] | None = None
@@ -163,7 +163,7 @@ class Columns:
     launches: LaunchRows
     """host calls that queued the device work in this table"""
     num_launches: int
-    """number of launch calls, including calls that queued no work, or work that is not in this table"""
+    """number of launch calls, including calls that queued no work, or queued work that is not in this table"""
     has_cuda: bool
     """False if the trace has launch calls, but none of CUDA or HIP"""
     last_ns: int

@@ -103,7 +103,7 @@ def plotly_source() -> str:
 _LARGE = 20_000
 """JSON of more than this many bytes is compressed"""
 _NO_MARKUP = str.maketrans("&<>", ":,.")
-"""replaces the base-85 characters that have a meaning in HTML; `bytes` in page.js restores them"""
+"""table that replaces the base-85 characters that have a meaning in HTML; `bytes` in page.js restores them"""
 _MARKUP = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 """JSON escapes of characters that could end the HTML element or a line"""
 

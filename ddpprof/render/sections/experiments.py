@@ -95,7 +95,7 @@ def _verdict(report: OverheadReport) -> str:
 
 
 def _at_best(report: OverheadReport) -> Iterable[Section]:
-    """Yield a line with the unavoidable overhead on this link, and the samples per second."""
+    """Yield a line with the shortest step that this link allows, and with the samples per second."""
     said = []
     if report.least_ns is not None and (report.job.world_size or 1) > 1:
         transfer, least = ms(report.transfer_ns), report.least_ns / report.without_ns
@@ -270,7 +270,7 @@ def sweep_sections(report: SweepReport) -> Iterable[Section]:
 
 
 def _fastest(points: Sequence[SweepPoint]) -> str:
-    """Return a sentence that compares the fastest variant with the first, for the same amount of work."""
+    """Return a sentence that compares the fastest variant with the first variant, for the same amount of work."""
     unequal = len({point.size for point in points}) > 1
     if unequal:
         points = [_for_as_much_work(point, points[0]) for point in points]
@@ -414,7 +414,7 @@ def _tuned_verdict(report: TuneReport) -> Iterable[Section]:
 
 
 def _nothing(report: TuneReport) -> str:
-    """Return a sentence for a `tune` run without a faster setting: whether there may be one, and what to do."""
+    """Return a sentence for a `tune` run that found no faster setting: whether one may exist, and what to do."""
     known = [one for one in report.tried if one.ratio is not None and one.fate is Fate.TRIED]
     now = f"the unchanged job ({in_ms(report.now.step_ns)} per step)"
     if not known:

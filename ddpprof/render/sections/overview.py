@@ -348,7 +348,7 @@ def _larger_cost(
 ) -> str:
     """Return a sentence that names the largest cost, if it is not communication, the model or the optimizer.
 
-    `profiler_ns`: time by which the profiler makes a step longer, which is mostly idle time.
+    `profiler_ns`: time that the profiler adds to a step; most of it is idle time.
     """
     parts = [step.parts for step in steps if step.parts is not None]
     costs = {
@@ -538,7 +538,7 @@ def _next(report: Report, paths: Sequence[str], can_replay: bool) -> Iterator[Se
 
 
 def _to_try(report: Report, finding: Finding) -> str:
-    """Return the label of the command that tries a finding, which may not be the first finding."""
+    """Return the label of the command that tries a finding, which is not always the first finding."""
     first = first_changes(report)
     number = report.findings.index(finding) + 1
     return "try the first fix" if first and first[-1][0].number == number else f"try finding {number}"

@@ -159,7 +159,7 @@ def _link_ns(buckets: Sequence[BucketRow]) -> int:
 
 
 def _first_gradient_ns(buckets: Sequence[BucketRow]) -> int:
-    """Return the time at which the first gradient is ready, in ns since the end of the forward."""
+    """Return the time at which the first gradient is ready, in ns since the end of the forward pass."""
     times = [b.ready_ns if b.first_ready_ns is None else b.first_ready_ns for b in buckets]
     return min(time for time in times if time is not None)
 

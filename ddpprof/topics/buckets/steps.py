@@ -4,8 +4,8 @@
     launched  the reducer passes the bucket's all-reduce to the backend, in index order
     started, finished   start and end of the collective in the trace
 
-Times are relative to the end of the last DDP forward before the backward pass, like those of DDP's reducer. A step may
-have several synchronized backward passes through one module; each pass sends all buckets of the module.
+Times are relative to the end of the last DDP forward pass before the backward pass, like those of DDP's reducer. A step
+may have several synchronized backward passes through one module; each pass sends all buckets of the module.
 
 A row of the bucket table has the medians over backward passes, steps and ranks, and the rank that launched last:
 
@@ -45,7 +45,7 @@ from ddpprof.statistics import median_known
 
 @dataclass(frozen=True, slots=True)
 class BucketStep:
-    """One bucket in one backward pass of one rank. Times are in ns since the end of the DDP forward."""
+    """One bucket in one backward pass of one rank. Times are in ns since the end of the DDP forward pass."""
 
     step: int
     module: int
@@ -182,7 +182,7 @@ SMALL_BYTES = 64 * 1024
 """up to this size in bytes, the time of a collective is mostly latency, and the collective probably carries a metric"""
 
 _OF_32_BIT_INTEGERS = re.compile(r"_(?:u?int|[iu])32(?:_t)?(?![a-z0-9])", re.IGNORECASE)
-"""matches kernels such as ncclKernel_AllReduce_RING_LL_Sum_int32_t(…) and ncclDevKernel_AllReduce_Sum_u32_RING_LL(…)"""
+"""pattern for names like ncclKernel_AllReduce_RING_LL_Sum_int32_t(…) and ncclDevKernel_AllReduce_Sum_u32_RING_LL(…)"""
 _OF_TORCH = (Mark.FORWARD, Mark.BUCKET_COPY_IN, Mark.BUCKET_COPY_OUT, Mark.DATA_PARALLEL, Mark.SHARDED)
 _OF_SHARDS = (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER)
 
@@ -223,7 +223,7 @@ def reduces_without_ddp(trace: Trace) -> bool:
     """Return whether gradient hooks, such as Apex's, reduce gradients without DDP.
 
     Returns False if the trace has spans of DDP or FSDP, if the backward pass also has collectives on shards, or if
-    hooks only reduce small tensors. Libraries that launch collectives from a separate thread are not detected.
+    hooks reduce only small tensors. Libraries that launch collectives from a separate thread are not detected.
     """
     comm = trace.collectives
     if np.isin(trace.host_spans.mark, _OF_TORCH).any() or not len(gradient_hooks(trace)):

@@ -3,12 +3,12 @@
 The layout of a pass is the list of its bucket sizes, in launch order. Only passes with the most common layout over all
 steps and ranks are used, because DDP rebuilds its buckets after the first iteration. Unknown sizes match any size.
 
-If a DDP forward ends between all-reduces of a step, and the same sizes follow each forward, the step has several
-backward passes. In all other cases, the all-reduces of a step count as one pass. All buckets are assigned to module 0,
-because a trace does not show modules.
+If a DDP forward pass ends between all-reduces of a step, and the same sizes follow each forward pass, the step has
+several backward passes. In all other cases, the all-reduces of a step count as one pass. All buckets are assigned to
+module 0, because a trace does not show modules.
 
-Times are relative to the end of the last DDP forward before the pass's first bucket, or, if the script reduces
-gradients without DDP, to the start of the backward pass.
+Times are relative to the end of the last DDP forward pass before the first bucket of the backward pass, or, if the
+script reduces gradients without DDP, to the start of the backward pass.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def buckets_of_rank(rank: Rank, _steps: Sequence[int], modules: Sequence[DdpModu
 
 
 def find_passes(trace: Trace) -> TracedPasses:
-    """Return the passes of all steps that reduced gradients after a DDP forward, or without DDP."""
+    """Return the passes of all steps that reduced gradients after a DDP forward pass, or without DDP."""
     comm, origins = trace.collectives, _origins(trace)
     gradients = gradient_all_reduces(trace)
     found: list[TracedPass] = []
@@ -156,7 +156,7 @@ def _passes_of_step(
 ) -> list[TracedPass]:
     """Split a step into its passes.
 
-    `rows`: all-reduces in launch order. `ended`: for each all-reduce, the number of forwards that ended before it.
+    `rows`: all-reduces in launch order. `ended`: for each all-reduce, the number of forward passes that ended earlier.
     """
     comm, whole = trace.collectives, trace.steps[step]
     firsts = _first_of_passes(comm.num_bytes[rows], ended)
@@ -198,10 +198,10 @@ def _passes_of_step(
 
 
 def _first_of_passes(sizes: Int64Column, ended: NDArray[np.int64]) -> list[int]:
-    """Return the indices of the all-reduces at which passes begin.
+    """Return the indices of the all-reduces at which backward passes begin.
 
-    If equal known sizes follow each forward, a pass begins after each forward. Otherwise, a single pass begins at index
-    0.
+    If equal known sizes follow each forward pass, a backward pass begins after each of them. Otherwise, a single pass
+    begins at index 0.
     """
     firsts = [0, *(np.flatnonzero(np.diff(ended)) + 1).tolist()]
     layouts = {tuple(part.tolist()) for part in np.split(sizes, firsts[1:])}

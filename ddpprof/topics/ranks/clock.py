@@ -87,7 +87,7 @@ class HostClock:
 
 @dataclass(frozen=True, slots=True)
 class CommonClock:
-    """Clocks of all ranks relative to the reference. Times are in ns, since 1970 if the traces have their epoch."""
+    """Clocks of all ranks relative to the reference. Times are in ns, since 1970 if the traces record an epoch."""
 
     at_ns: int
     """time on the reference's clock to which the offsets refer"""
@@ -208,8 +208,8 @@ class _Pair:
 def _lines(pairs: Mapping[int, _Pair], host_of: Mapping[int, str | None], reference: RankClock) -> dict[int, _Line]:
     """Return the offset and drift of each rank. All ranks of a host get the same values if these are consistent.
 
-    Host names may be equal by mistake. A rank with the reference's host name gets the reference's clock, unless a
-    collective would end before it starts on that clock.
+    Two hosts may have the same name by mistake. A rank with the reference's host name gets the reference's clock,
+    unless a collective would end before it starts on that clock.
     """
     lines = {number: pair.line() for number, pair in pairs.items()}
     shared = dict(lines)

@@ -4,8 +4,8 @@
                          to the launch of step k's last gradient collective,
                          excluding the rank's waits for communication in between
 
-Own time needs no common clock. It shows which rank is late, although all ranks take the same time per step because
-they wait for the late rank. Waits are excluded because another rank causes them. For example, in the forward all ranks
+Own time needs no common clock. It shows which rank is late, although all ranks take the same time per step because they
+wait for the late rank. Waits are excluded because another rank causes them. For example, in the forward pass, all ranks
 wait for the buffers of rank 0. The own time of a step after a gap in the trace starts with the step, so it lacks the
 previous step's optimizer.
 
@@ -100,9 +100,9 @@ def measure_progress(trace: Trace) -> tuple[StepProgress, ...]:
 
 
 def _gradient_rows(trace: Trace, step: int) -> NDArray[np.int64]:
-    """Return the collectives launched during backward.
+    """Return the collectives launched in the backward pass.
 
-    If there are none, as with a comm hook, return all collectives that were not launched in the forward.
+    If there are none, as with a comm hook, return all collectives that were not launched in the forward pass.
     """
     comm = trace.collectives
     here = (comm.step == step) & (comm.kind != CollectiveKind.SEND_RECV)
@@ -149,7 +149,7 @@ def _computed_by(work: Work, times_ns: Int64Column) -> Int64Column:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Spans of each part in the whole trace. Where parts overlap, only the first part counts."""
+    """Spans of each part in the whole trace. Where parts overlap, only the part whose field comes first counts."""
 
     waiting: Spans
     data: Spans
@@ -229,7 +229,7 @@ def _joined(parts: Sequence[Spans]) -> Spans:
 def progress_of_rank(rank: Rank) -> tuple[StepProgress, ...]:
     """Return the rank's steps from its trace and, on CPU, from light recording, in ascending order.
 
-    On an accelerator, light recording only has the times at which work was queued, which may include waiting.
+    On an accelerator, light recording has only the times at which work was queued, which may include waiting.
     """
     traced = measure_progress(rank.trace) if rank.trace is not None else ()
     numbers = {row.step for row in traced}
@@ -310,7 +310,7 @@ class RankWaiting:
     median_waiting_ns: int
     """median waiting time in one collective"""
     waiting_per_step_ns: Annotated[int | None, Number("time spent waiting for other ranks per step, median")]
-    """median over steps, with the waiting time of concurrent collectives counted once; ``None`` without steps"""
+    """median waiting time per step; time in several collectives at once counts once; ``None`` without steps"""
     total_waiting_ns: int
     exposed_waiting_ns: Annotated[int | None, Number("mean waiting time per step with no computation running")] = None
 

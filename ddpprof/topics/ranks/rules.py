@@ -150,7 +150,7 @@ def _is_slower_throughout(lateness: Lateness, slowest: int, next_slowest: int) -
 _WORTH_NAMING = 0.25
 """a line of the script is named if it explains at least this share of the lateness"""
 _CHANCE = 0.01
-"""significance level of the test whether a rank is late; it is divided by the number of ranks"""
+"""significance level of the test of whether a rank is late; it is divided by the number of ranks"""
 _FEW_STRETCHES = 5
 """the test needs own times for at least this many parts of the whole run"""
 _LATE_IN_WHOLE_RUN = 0.05
@@ -160,7 +160,7 @@ _LATE_ON_SHARED_CORES = 0.1
 _STEPS_OF_WHOLE_RUN = 10
 """a rank is called late because of the whole run only if the run has at least this many steps"""
 _LONGER_THAN_OTHER_WORK_NS = 10_000_000_000
-"""in a time shorter than this, in ns, other work on the cores may make a rank late in every step"""
+"""within a period shorter than this, in ns, other work on the cores may make a rank late in every step"""
 _BY_OTHER_WORK = 5
 """other work on a rank's cores slows the rank by this factor at most"""
 _TIME_SLICES_NS = 10_000_000

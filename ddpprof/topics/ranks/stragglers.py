@@ -53,7 +53,7 @@ class RankLateness:
     num_last: int
     """number of steps in which the rank's own time was the longest"""
     late_ns: int
-    """median lateness over the steps; negative if the rank waits for other ranks"""
+    """median lateness over all steps; negative if the rank waits for other ranks"""
     p_value: float
     """probability that a lateness this large occurs by chance, corrected for the number of ranks and tests; at
     most 1
@@ -249,7 +249,7 @@ def find_late_gradients(
 def _delays(modules: Sequence[DdpModule], steps: Sequence[RecordedStep]) -> dict[tuple[int, tuple[int, int]], _Floats]:
     """Return the delay of each parameter's gradient; NaN for missing gradients.
 
-    Keys are module, (step, pass position).
+    Keys are the module, and the pair of the step and the position of the backward pass in it.
     """
     found = {}
     for step in steps:

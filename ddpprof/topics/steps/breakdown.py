@@ -12,7 +12,7 @@ not contain work that was launched before it began and runs in the first step.
 
 Light recording gives fewer parts:
 
-    backward = from the end of a DDP forward with gradients to the next forward or the optimizer's start
+    backward = from the end of a DDP forward pass with gradients to the next one or to the optimizer's start
 
 This includes the loss and exposed communication. If a step uses several batches, waits for further batches also fall
 into this interval. They count as data, and backward is limited to the time that forward, optimizer and data leave.

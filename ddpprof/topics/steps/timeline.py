@@ -109,7 +109,7 @@ def move_timeline(step: StepTimeline, moved_ns: int, buckets: tuple[BucketSpan, 
 
 
 def bucket_span(one: BucketStep, num_bytes: int | None, moved_ns: int) -> BucketSpan:
-    """Return the bucket with times shifted by `moved_ns`. The times are since 1970 if the trace has an epoch."""
+    """Return the bucket with times shifted by `moved_ns`. The times are since 1970 if the trace records an epoch."""
 
     def common(since_origin_ns: int | None) -> int | None:
         return None if since_origin_ns is None else one.origin_ns + since_origin_ns + moved_ns
@@ -177,7 +177,7 @@ class StepsToDraw(Sequence[StepTimeline]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """Timelines of all ranks. Times are in ns on the first rank's clock, since 1970 if the traces have their epoch."""
+    """Timelines of all ranks. Times are in ns on the first rank's clock, since 1970 if the traces record an epoch."""
 
     ranks: tuple[RankTimeline, ...]
     clock_error_ns: int | None
