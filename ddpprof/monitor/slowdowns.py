@@ -69,8 +69,7 @@ _KINDS = (
     (StepFlag.EVALUATED, PauseKind.EVALUATION),
     (StepFlag.COMPILED, PauseKind.COMPILATION),
     (StepFlag.RECORDED, PauseKind.RECORDING),
-    (StepFlag.BEGAN_EPOCH, PauseKind.EPOCH),
-    (StepFlag.RAN_OUT, PauseKind.EPOCH),
+    (StepFlag.BEGAN_EPOCH | StepFlag.RAN_OUT, PauseKind.EPOCH),
 )
 """flag of a step → kind of pause; a step with several flags counts as the first of these kinds"""
 

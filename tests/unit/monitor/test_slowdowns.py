@@ -79,6 +79,14 @@ def test_what_the_rank_that_saves_longest_takes_counts_for_the_checkpoint() -> N
     assert pauses_in(steps) == (Pause(PauseKind.SAVE, 1, 50 * MS), Pause(PauseKind.EVALUATION, 1, 150 * MS))
 
 
+def test_the_last_and_the_first_step_of_epochs_are_one_kind_of_pause() -> None:
+    """A loader that has run out joins its workers, and starts new ones for the next epoch."""
+    rows = [{}, {"other": 31.0, "flags": StepFlag.RAN_OUT}, {"other": 51.0, "flags": StepFlag.BEGAN_EPOCH}, {}]
+    steps = common_steps({0: steps_of(rows)})
+    assert steps is not None
+    assert pauses_in(steps) == (Pause(PauseKind.EPOCH, 2, 80 * MS),)
+
+
 @pytest.mark.parametrize(
     ("long", "every"),
     [
