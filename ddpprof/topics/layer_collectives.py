@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from ddpprof.engine.finding import Finding, Predicted, Predictions, only_known, sync_batch_norm_change
 from ddpprof.engine.numbers import Number
 from ddpprof.engine.topic import Topic, View
-from ddpprof.intervals import Spans, subtract, union_of
+from ddpprof.intervals import subtract, union_of
 from ddpprof.layout import in_ms
-from ddpprof.model import UNKNOWN, CollectiveKind, DdpModule, Mark, Phase, Rank, RecordedStep, Trace
-from ddpprof.topics.buckets.steps import gradient_hooks
+from ddpprof.model import CollectiveKind, DdpModule, Mark, Phase, Rank, RecordedStep, Trace
+from ddpprof.topics.buckets.steps import calls_in_backward, launched_in
 from ddpprof.topics.script_collectives import barriers, computation_around, spans_of_ddp
 from ddpprof.topics.steps.overlap import marked_spans
 
@@ -53,7 +53,7 @@ def measure_layer_calls(trace: Trace, step: int, recorded: RecordedStep | None =
     `recorded`: the step in ddpprof's record.
     """
     comm = trace.collectives
-    forward, backward = _in_forward(trace, _in_step(trace, step), recorded), _in_backward(trace, step)
+    forward, backward = _in_forward(trace, launched_in(trace, step), recorded), calls_in_backward(trace, step)
     rows = np.sort(np.concatenate((forward, backward)))
     if not len(rows):
         return None
@@ -63,31 +63,11 @@ def measure_layer_calls(trace: Trace, step: int, recorded: RecordedStep | None =
     return LayerCalls(layer, len(forward), len(backward), spans.total_ns, exposed.total_ns)
 
 
-def collectives_in_backward(trace: Trace, step: int) -> Spans:
-    """Return the spans of collectives that layers call in the backward pass of the step with index `step`."""
-    return union_of(trace.collectives, _in_backward(trace, step))
-
-
-def _in_step(trace: Trace, step: int) -> NDArray[np.bool_]:
-    comm = trace.collectives
-    return np.asarray((comm.step == step) & (comm.launched_ns != UNKNOWN))
-
-
 def _in_forward(trace: Trace, in_step: NDArray[np.bool_], recorded: RecordedStep | None) -> NDArray[np.int64]:
     comm = trace.collectives
     is_ddps = spans_of_ddp(trace, recorded).contains(comm.launched_ns) | (comm.kind == CollectiveKind.BROADCAST)
     rows = np.flatnonzero(in_step & (comm.phase == Phase.FORWARD) & ~is_ddps)
     return rows[~barriers(trace).contains(comm.launched_ns[rows])]
-
-
-def _in_backward(trace: Trace, step: int) -> NDArray[np.int64]:
-    """Return the rows launched by autograd nodes; none if the trace has no gradient hooks, or if FSDP is used."""
-    comm, hooks = trace.collectives, gradient_hooks(trace)
-    if not len(hooks) or (trace.host_spans.mark == Mark.SHARDED).any():
-        return np.empty(0, np.int64)
-    by_hook = union_of(trace.host_spans, hooks).contains(comm.launched_ns)
-    by_node = marked_spans(trace, Mark.BACKWARD).contains(comm.launched_ns)
-    return np.flatnonzero(_in_step(trace, step) & (comm.phase == Phase.BACKWARD) & by_node & ~by_hook)
 
 
 def _layer(trace: Trace, forward: NDArray[np.int64], backward: NDArray[np.int64]) -> str | None:

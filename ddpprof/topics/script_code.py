@@ -28,11 +28,11 @@ from numpy.typing import NDArray
 from ddpprof.engine.finding import Finding, only_known
 from ddpprof.engine.numbers import Number
 from ddpprof.engine.topic import Topic, View
-from ddpprof.intervals import Spans, merge, subtract, union
+from ddpprof.intervals import Spans, intersect, merge, subtract, union, union_of
 from ddpprof.layout import in_ms
 from ddpprof.model import UNKNOWN, CodeSamples, Mark, Rank, Trace
 from ddpprof.model.backends import is_accelerator
-from ddpprof.topics.layer_collectives import collectives_in_backward
+from ddpprof.topics.buckets.steps import calls_in_backward
 from ddpprof.topics.steps.breakdown import split_step
 from ddpprof.topics.steps.overlap import marked_spans
 
@@ -60,6 +60,10 @@ class CodeLine:
     own_outside_ns: Annotated[int, Number("part of `outside_ns` that is not spent in PyTorch functions")] = 0
     loss_ns: Annotated[
         int, Number("time of the operators that the line's own code calls between the forward and the backward pass")
+    ] = 0
+
+    comm_ns: Annotated[
+        int, Number("time on CPU in which the line calls and awaits collectives outside forward and backward")
     ] = 0
 
     @property
@@ -121,34 +125,37 @@ def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
     idle = [sampled.times(_long(split.idle), sampled.is_own) for split in found.values()]
     data = [sampled.times(split.data, sampled.is_own) for split in found.values()]
     whole = [sampled.times(_without_collectives(rank, trace, step), sampled.is_in_backward) for step in steps]
-    outside, own_outside, loss = [], [], []
+    outside, own_outside, loss, in_comm = [], [], [], []
     comm, is_library = _communication(trace), ~sampled.is_own & ~sampled.is_in_backward
     waits = merge(merge(marked_spans(trace, Mark.OPTIMIZER), marked_spans(trace, Mark.DATA)), comm)
     for step, split in found.items():
         passes = _passes(trace, step)
-        spans, between = (subtract(one, waits) for one in (_outside(trace, step, passes), _between(trace, passes)))
+        spans, between = _outside(trace, step, passes), _between(trace, passes)
+        comm_here = intersect(comm, merge(spans, between))
+        spans, between = subtract(spans, waits), subtract(between, waits)
         if trace.device == "cpu":
             gaps = _long(split.idle)
             own = sampled.times(subtract(spans, gaps), sampled.is_own, of_callers=True)
             outside.append(own + sampled.times(spans, is_library, of_callers=True))
             loss.append(sampled.times(subtract(between, gaps), sampled.is_own, of_callers=True))
-            in_comm = sampled.times(comm, ~sampled.is_in_backward, of_callers=True)
+            in_comm.append(sampled.times(comm_here, ~sampled.is_in_backward, of_callers=True))
             for column in (own, outside[-1], loss[-1]):
-                column[in_comm > column] = 0  # the line calls collectives, which have rules of their own
+                column[in_comm[-1] > column] = 0  # the line calls collectives, which have rules of their own
         else:
             own = sampled.launched(trace, step, spans, sampled.is_own)
             outside.append(own + sampled.launched(trace, step, spans, is_library))
             loss.append(sampled.launched(trace, step, between, sampled.is_own))
+            in_comm.append(np.zeros_like(own))
         own_outside.append(own)
     lines: dict[str, CodeLine] = {}
     of_lines = {"idle_ns": idle, "data_ns": data, "backward_ns": whole}
-    of_callers = {"outside_ns": outside, "own_outside_ns": own_outside, "loss_ns": loss}
+    of_callers = {"outside_ns": outside, "own_outside_ns": own_outside, "loss_ns": loss, "comm_ns": in_comm}
     for names, measured in ((sampled.lines, of_lines), (sampled.callers, of_callers)):
         medians = {name: np.median(times, axis=0).astype(np.int64).tolist() for name, times in measured.items()}
         for index, line in enumerate(names):
             one = lines.get(line, CodeLine(line, 0, 0))
             lines[line] = replace(one, **{name: values[index] for name, values in medians.items()})
-    known = sorted((one for one in lines.values() if one.longest_ns), key=lambda one: -one.longest_ns)
+    known = sorted((one for one in lines.values() if one.longest_ns or one.comm_ns), key=lambda one: -one.longest_ns)
     return RankCode(rank.rank, len(found), tuple(known), _rare(sampled, idle))
 
 
@@ -214,7 +221,7 @@ def _without_collectives(rank: Rank, trace: Trace, step: int) -> Spans:
     whole = Spans(np.array([span.start_ns]), np.array([span.end_ns]))
     if rank.record is None or is_accelerator(rank.record.device):
         return whole
-    return subtract(whole, collectives_in_backward(trace, step))
+    return subtract(whole, union_of(trace.collectives, calls_in_backward(trace, step)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +371,17 @@ def slowest_line_of(rank: int, view: View) -> tuple[str, int] | None:
         for one in own.lines
     ]
     return max(more, key=lambda one: one[1], default=None)
+
+
+def lines_of_collectives(view: View) -> str:
+    """Return a clause that names the lines of the script that take most of the time of its collectives on CPU."""
+    ranks = [one for one in view[SCRIPT_CODE] or () if any(line.comm_ns for line in one.lines)]
+    if not ranks:
+        return ""
+    least = min(ranks, key=lambda one: sum(line.comm_ns for line in one.lines))
+    lines, comm_ns = sorted(least.lines, key=lambda one: -one.comm_ns), sum(line.comm_ns for line in least.lines)
+    named = [f"{one.short} ({in_ms(one.comm_ns)})" for one in lines if one.comm_ns >= _WORTH_NAMING * comm_ns]
+    return f"; the script waits for collectives at {', '.join(named[:_MOST_LINES])}"
 
 
 def longest_line(view: View) -> CodeLine | None:

@@ -35,6 +35,7 @@ from ddpprof.model import (
     Trace,
 )
 from ddpprof.topics.buckets.steps import SMALL_BYTES
+from ddpprof.topics.script_code import lines_of_collectives
 from ddpprof.topics.steps.overlap import marked_spans
 
 _NEARLY_ALL = 0.9
@@ -327,7 +328,8 @@ def parameter_averaging(outside: Sequence[OutsideCalls], view: View) -> Iterator
         yield Finding(
             "parameter-averaging",
             "Parameters are averaged over the ranks in every step, in addition to DDP",
-            f"{_said(after)}; DDP averages gradients, so parameters are already equal on all ranks",
+            f"{_said(after)}{lines_of_collectives(view)}; DDP averages gradients, so parameters are already equal on "
+            "all ranks",
             "Remove this averaging. To average parameters instead of gradients, average them every N steps with "
             "torch's PeriodicModelAverager, PostLocalSGDOptimizer and DDP's post_localSGD_hook.",
             _exposed(after),
@@ -340,7 +342,9 @@ def parameter_averaging(outside: Sequence[OutsideCalls], view: View) -> Iterator
             "The script averages gradients over the ranks, in addition to DDP"
             if are_known
             else "The script all-reduces a tensor for each parameter after the backward pass, in addition to DDP",
-            _said(before) + ("" if are_known else "; the trace does not contain their sizes (use --record-shapes)"),
+            _said(before)
+            + lines_of_collectives(view)
+            + ("" if are_known else "; the trace does not contain their sizes (use --record-shapes)"),
             "Remove this averaging: DDP has already averaged the gradients during backward()."
             if are_known
             else "Remove these all-reduces: during backward(), DDP has already averaged the gradients, which are "
@@ -365,6 +369,7 @@ def metrics_every_step(outside: Sequence[OutsideCalls], view: View) -> Iterator[
         "metrics-every-step",
         f"{what} outside DDP" if unsized else f"{what} {sends} only a few numbers",
         _said(calls)
+        + lines_of_collectives(view)
         + ("; the trace lacks their sizes (use --record-shapes)" if unsized else "")
         + "; in each of them, every rank waits for the last rank",
         f"{'If these are metrics, accumulate' if unsized else 'Accumulate'} them on the device, and all-reduce them "
@@ -433,7 +438,7 @@ def barrier_in_loop(outside: Sequence[OutsideCalls], view: View) -> Iterator[Fin
     yield Finding(
         "barrier-in-loop",
         f"{'There is a barrier' if number == 1 else f'There are {number} barriers'} in the training loop",
-        f"{_said(calls)}; on an accelerator, the host also waits for all launched work",
+        f"{_said(calls)}{lines_of_collectives(view)}; on an accelerator, the host also waits for all launched work",
         "Do not call barrier() in the loop: DDP's all-reduces already synchronize the ranks in every step."
         + (_LIGHTNING_SYNCS if view.framework == "lightning" else ""),
         _exposed(calls),

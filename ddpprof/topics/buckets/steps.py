@@ -41,6 +41,7 @@ from ddpprof.model import (
 )
 from ddpprof.model.tables import HOOK_NODE
 from ddpprof.statistics import median_known
+from ddpprof.topics.steps.overlap import marked_spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +240,25 @@ def gradient_hooks(trace: Trace) -> NDArray[np.int64]:
     marks = trace.host_spans
     is_hook = np.array([name.endswith(HOOK_NODE) for name in trace.names], np.bool_)
     return np.flatnonzero((marks.mark == Mark.BACKWARD) & is_hook[marks.name])
+
+
+def launched_in(trace: Trace, step: int) -> NDArray[np.bool_]:
+    """Return a mask over the collectives: True for those of the step whose launch is known."""
+    comm = trace.collectives
+    return np.asarray((comm.step == step) & (comm.launched_ns != UNKNOWN))
+
+
+def calls_in_backward(trace: Trace, step: int) -> NDArray[np.int64]:
+    """Return the rows of collectives that layers call in the backward pass, which are launched by autograd nodes.
+
+    There are none if the trace has no gradient hooks, or if FSDP is used.
+    """
+    comm, hooks = trace.collectives, gradient_hooks(trace)
+    if not len(hooks) or (trace.host_spans.mark == Mark.SHARDED).any():
+        return np.empty(0, np.int64)
+    by_hook = union_of(trace.host_spans, hooks).contains(comm.launched_ns)
+    by_node = marked_spans(trace, Mark.BACKWARD).contains(comm.launched_ns)
+    return np.flatnonzero(launched_in(trace, step) & (comm.phase == Phase.BACKWARD) & by_node & ~by_hook)
 
 
 def bucket_steps(rank: Rank, modules: Sequence[DdpModule]) -> list[BucketStep]:

@@ -17,6 +17,7 @@ from ddpprof.topics.script_code import (
     RankCode,
     code_in_backward,
     code_outside_passes,
+    lines_of_collectives,
     longest_line,
     measure_code,
     script_code,
@@ -149,6 +150,31 @@ def test_a_line_that_mostly_calls_collectives_is_left_out(comm_from: float, aver
     assert found is not None
     outside_us = {one.line: one.outside_ns // 1000 for one in found.lines if one.outside_ns}
     assert outside_us == {CLIP: 2000} | ({} if average_us is None else {AVERAGE: average_us})
+    comm_us = {one.line: one.comm_ns // 1000 for one in found.lines if one.comm_ns}
+    assert comm_us == {AVERAGE: round(19_500 - comm_from * 1000)}
+
+
+def test_collectives_of_other_steps_do_not_count() -> None:
+    """In five steps of 20 ms, a line computes from 10 to 14 ms, and waits for a collective from 14 to 16 ms."""
+    starts = [20 * MS * step for step in range(5)]
+    steps = [(start, start + 20 * MS) for start in starts]
+    compute = [(start + 10 * MS, start + 14 * MS, Phase.OTHER, step) for step, start in enumerate(starts)]
+    host = [(Mark.FORWARD, start + 2 * MS, start + 6 * MS, step) for step, start in enumerate(starts)]
+    comm = [collective(start + 14 * MS, start + 16 * MS, Phase.OTHER, step) for step, start in enumerate(starts)]
+    made = trace(steps, compute=compute, host=host, comm=comm, epoch=1000)
+    samples = CodeSamples(1000, (100_000,), (0,), (AVERAGE,), (True,))
+    found = measure_code(Rank(0, made, record(code_samples=samples)), range(5))
+    assert found is not None
+    ((line),) = found.lines
+    assert (line.comm_ns, line.outside_ns) == (2 * MS, 14 * MS)
+
+
+def test_lines_that_wait_for_collectives() -> None:
+    few = RankCode(1, 5, (CodeLine(LOG, 0, 0, comm_ns=20 * MS), CodeLine(CLIP, 0, 0, comm_ns=1 * MS)))
+    late = RankCode(0, 5, (CodeLine(LOG, 0, 0, comm_ns=40 * MS),))
+    view = View(2, None, shown={SCRIPT_CODE.name: (late, few)})
+    assert lines_of_collectives(view) == "; the script waits for collectives at train.py:7 in log (20.0 ms)"
+    assert lines_of_collectives(View(2, None)) == ""
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
