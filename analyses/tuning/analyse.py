@@ -22,7 +22,7 @@ from study import COLOURS, interval_of_median, median_ms, publish
 _COLUMNS = (
     "model, link",
     "settings",
-    "tuner: number of settings, of steps",
+    "tuner: number of settings, number of steps",
     "steps to measure all settings",
     "tuner's share of these steps",
     "tuner's choice",

@@ -139,7 +139,7 @@ def factor(text: str) -> float:
 
 
 def bytes_per_s(text: str) -> float:
-    """Parse a speed such as ``10Gbit``, ``10Gbps`` or ``1.2GB`` per second. Prefixes are powers of 1000, as usual."""
+    """Parse a speed such as ``10Gbit``, ``10Gbps`` or ``1.2GB``; all are per second. Prefixes are powers of 1000."""
     match = _RATE.fullmatch(text.strip())
     value = float(match.group(1)) * _RATES[match.group(2).upper()] if match else 0.0
     if match is None or value < 1:

@@ -109,7 +109,7 @@ class ScalingReport:
 
 
 def build_scaling(experiment: Experiment, results: Sequence[TrialResult]) -> ScalingReport | None:
-    """Build the report; ``None`` if no job can be compared with one process without DDP."""
+    """Build the report; ``None`` if there is no job to compare with the single process without DDP."""
     bases = {v.label: n for n, v in enumerate(experiment.variants) if v.without_ddp}
     points = [
         _point(experiment, results, number, bases[variant.label])

@@ -164,7 +164,7 @@ class CaptureRequest(Struct, frozen=True):
 
     steps: Annotated[int, Meta(ge=1, le=1000)] = 5
     profiler: bool = True
-    """``False`` for light recording only"""
+    """``False``: light recording only"""
     record_shapes: bool = False
     with_stack: bool = False
     profile_memory: bool = False

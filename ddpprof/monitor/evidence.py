@@ -254,7 +254,7 @@ def _moves_data(earlier: Process, now: Process) -> bool:
 
 
 def _is_swapping(earlier: Process, now: Process, swapped_in: int) -> bool:
-    """Return True if the process is swapping in its memory.
+    """Return True if memory of the process is being swapped in.
 
     `swapped_in`: number of pages that the whole machine has swapped in between the two samples. The process's own count
     is limited to this number, because it also includes pages of mapped files.

@@ -136,7 +136,7 @@ ALL = AnalysisOptions()
 
 @dataclass(frozen=True, slots=True)
 class TracedRank:
-    """A rank with a trace: its summary, its drawing, and the trace files in time order."""
+    """A rank with a trace: its summary, the data to draw its timeline, and the trace files in time order."""
 
     summary: RankSummary
     about: DrawnRank

@@ -109,7 +109,7 @@ class StoreBoard:
 
 
 class Neighbours:
-    """Checks whether all ranks run on this machine and can access its run directory, and chooses the board."""
+    """Checks whether all ranks run on this machine and can access this rank's run directory, and chooses the board."""
 
     def __init__(self, directory: Path, store: Store, rank: int, world_size: int) -> None:
         """Announce this rank's machine and folder. Every rank calls this at the same step. Raises ``OSError``."""

@@ -108,7 +108,7 @@ class Listener:
         """Called when the training thread has received its batch, or when the loader has no batches left."""
 
     def batch_comes(self, iterator: Any, batch: Any, waited_ns: int) -> None:
-        """Called in any thread when a batch was fetched. `batch` is ``None`` if the loader has no batches left.
+        """Called in any thread after a batch has been fetched. `batch` is ``None`` if the loader has no batches left.
 
         `waited_ns`: time that the training thread waited; 0 in other threads.
         """

@@ -267,8 +267,8 @@ def memory_imbalance(ranks: Sequence[RankMemory], _view: View) -> Iterator[Findi
         yield Finding(
             "memory-imbalance",
             f"{what} holds {_gb(holder.num_bytes - usual)} more memory than the other {others}",
-            f"{_gb(holder.num_bytes)}{' of the GPU' if on_device else ' of the host'}'s memory; the median of the "
-            f"other {others} is {_gb(usual)}; {ranks_in_words(holder.ranks)} on {holder.host}",
+            f"{ranks_in_words(holder.ranks)} on {holder.host}: {_gb(holder.num_bytes)} of the "
+            f"{'GPU' if on_device else 'host'}'s memory; the median of the other {others} is {_gb(usual)}",
             _advice(holder),
             None,
             numbers=only_known(num_bytes=holder.num_bytes, usual_bytes=round(usual)),

@@ -78,7 +78,7 @@ def cores_of_hosts(records: Sequence[Record]) -> tuple[HostCores, ...]:
 def _num_cores(ranks: Sequence[Record]) -> float | None:
     """Return how many cores the ranks of one host may use together.
 
-    If every rank has a CPU quota, all ranks share the same quota.
+    If every rank has a CPU quota, the ranks are assumed to share one quota.
     """
     cores = {core for one in ranks for core in (one.core_list or "").split(",") if core}
     number = float(len(cores)) or max((one.num_cores for one in ranks if one.num_cores), default=None)

@@ -28,7 +28,7 @@ _MAX_ROWS = 24
 
 @dataclass(frozen=True, slots=True)
 class RpcCalls:
-    """Calls of one function on one callee, per step: medians over steps. Bytes count tensors only."""
+    """Calls of one function on one callee, per step: medians over steps. Byte counts include only tensors."""
 
     callee: str
     function: str
@@ -37,7 +37,7 @@ class RpcCalls:
     latency_ns: int | None
     """time from a call to its reply; ``None`` if no call was answered within its step"""
     request_bytes: int
-    """bytes sent in all calls together"""
+    """total number of bytes sent in all calls"""
     reply_bytes: int | None
     """bytes received in all calls together, in steps in which all calls were answered; ``None`` if there is no such
     step

@@ -188,7 +188,7 @@ class _Sampled:
         self._ends_ns, self._places = ends_ns[is_known], places[is_known]
 
     def times(self, spans: Spans, mask: NDArray[np.bool_], *, of_callers: bool = False) -> NDArray[np.float64]:
-        """Return how long (ns) the samples of places in the mask overlap the spans. Shape: (lines or callers,)."""
+        """Return for how many ns the samples of the masked places overlap the spans. Shape: (lines or callers,)."""
         overlap = spans.within(self._starts_ns, self._ends_ns) * mask[self._places]
         group = self._caller_of if of_callers else self._line_of
         names = self.callers if of_callers else self.lines

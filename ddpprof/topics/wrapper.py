@@ -184,7 +184,7 @@ def _if_they_may_differ(others: int, number: int) -> str:
     them = "them" if others == number else f"the {others} buffer{'s' if others > 1 else ''} outside BatchNorm"
     limit = (
         f"Do this only if the forward pass does not change {them}, or changes {them} in the same way on all ranks, or "
-        "if ranks may have different values."
+        "if it does not matter that they differ between ranks."
     )
     return limit if others == number else f"{limit} {statistics}"
 

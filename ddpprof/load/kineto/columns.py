@@ -49,7 +49,7 @@ class EventRows:
     op: IntColumn
     """ID of the op that launched the kernel, or 0"""
     group: IntColumn
-    """number of the group of batches from which the event was decoded"""
+    """index of the group of batches from which the event was decoded"""
 
 
 @dataclass(slots=True)

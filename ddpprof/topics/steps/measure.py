@@ -90,7 +90,7 @@ class RankReport:
         return tuple(step for step in self.steps if step.parts is not None)
 
     def averaged(self, usual_steps: Collection[int]) -> tuple[StepReport, ...]:
-        """Return the steps over which tables average. `usual_steps`: their numbers; empty for all steps."""
+        """Return the steps over which tables average. `usual_steps`: their numbers; if empty, return all steps."""
         return tuple(step for step in self.measured_steps if not usual_steps or step.step in usual_steps)
 
 
