@@ -65,8 +65,8 @@ def table(results: dict[str, Any]) -> list[str]:
     for name, found in results["floor"].items():
         ours, floor = found["ddpprof"], found["floor"]
         lines.append(
-            f"| {found['mb']} MB, {name}: from reading the file to the overlap | {ours['seconds']} s, {ours['peak_mb']} "
-            f"MB | decoding alone: {floor['seconds']} s | {found['ratio']} × the floor |"
+            f"| {found['mb']} MB, {name}: from reading the file to the overlap "
+            f"| {ours['seconds']} s, {ours['peak_mb']} MB | decoding alone: {floor['seconds']} s | {found['ratio']} × the floor |"
         )
     for found in results["growth"]:
         per_gb = found["seconds"] / found["mb"] * 1000
