@@ -66,7 +66,8 @@ def table(results: dict[str, Any]) -> list[str]:
         ours, floor = found["ddpprof"], found["floor"]
         lines.append(
             f"| {found['mb']} MB, {name}: from reading the file to the overlap "
-            f"| {ours['seconds']} s, {ours['peak_mb']} MB | decoding alone: {floor['seconds']} s | {found['ratio']} × the floor |"
+            f"| {ours['seconds']} s, {ours['peak_mb']} MB "
+            f"| decoding alone: {floor['seconds']} s | {found['ratio']} × the floor |"
         )
     for found in results["growth"]:
         per_gb = found["seconds"] / found["mb"] * 1000
