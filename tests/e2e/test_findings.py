@@ -25,7 +25,17 @@ def findings(mistake: str, ddpprof: Run, report: Report) -> dict[str, dict[str, 
         pytest.param("unused", "unused-parameters", "spare.weight, spare.bias", id="unused-parameters"),
         pytest.param("unused_unsearched", "unused-parameters", "spare.weight, spare.bias", id="ddp-stops-for-them"),
         pytest.param(
-            "only_the_body", "untrained-parameters", "norm.weight, norm.bias, spare.weight", id="no-optimizer-has-them"
+            "only_the_body",
+            "untrained-parameters",
+            "no optimizer has them: norm.weight, norm.bias, spare.weight",
+            id="no-optimizer-has-them",
+        ),
+        pytest.param(
+            "no_rate",
+            "untrained-parameters",
+            "their learning rate is 0: norm.weight, norm.bias, spare.weight",
+            id="no-learning-rate",
+            marks=LONG,
         ),
         pytest.param(
             "forward_for_metrics",

@@ -80,6 +80,15 @@ def work_beside_training(mistake, index, model, evaluated, averages):
         evaluate(model, evaluated)
 
 
+def groups_of(model, mistake):
+    body = list(model.body.parameters())
+    of_body = set(body)
+    others = [parameter for parameter in model.parameters() if parameter not in of_body]
+    if mistake == "only_the_body":
+        return [{"params": body}]
+    return [{"params": body}, {"params": others, **({"lr": 0.0} if mistake == "no_rate" else {})}]
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--mistake", required=True)
@@ -101,8 +110,7 @@ def main():
     if mistake == "double":
         model.double()
     teacher = Model() if mistake == "teacher" else None
-    trained = model.module.body if mistake == "only_the_body" else model
-    optimizer = torch.optim.SGD(trained.parameters(), lr=1e-4)
+    optimizer = torch.optim.SGD(groups_of(model.module, mistake), lr=1e-4)
     averages = [parameter.detach().clone() for parameter in model.parameters()]
     always = mistake not in ("unused", "unused_unsearched")
     for epoch in range(3):
