@@ -259,9 +259,10 @@ def measure_untrained_tail(rank: Rank, steps: Sequence[int], modules: Sequence[D
         parameters = modules[one.module].parameters
         known = {parameter.name: ns for parameter, ns in zip(parameters, one.ready_ns, strict=False) if ns is not None}
         trained_ns = max((ns for name, ns in known.items() if name not in names), default=None)
-        if trained_ns is not None and len(known) > 1:
-            tails.append(max(known.values()) - trained_ns)
-            shares.append(tails[-1] / max(1, max(known.values()) - one.origin_ns))
+        last_ns = one.last_ready_ns
+        if trained_ns is not None and last_ns is not None and not names.isdisjoint(known):
+            tails.append(last_ns - trained_ns)
+            shares.append(tails[-1] / max(1, last_ns - one.origin_ns))
     if not tails or trace is None or trace.device == "cpu":
         return UntrainedTail(round(median(tails)) if tails else None)
     backward_ns = [split.breakdown.backward_ns for step in steps if (split := split_step(trace, step)) is not None]

@@ -123,6 +123,7 @@ def test_parameters_whose_learning_rate_is_0() -> None:
         pytest.param([(0, (20, 60)), (0, (20, 30)), (0, (20, 35))], 15, id="median"),
         pytest.param([(0, (None, 60))], None, id="no-trained-parameter-has-a-gradient"),
         pytest.param([(7, (20, 60))], None, id="module-unknown"),
+        pytest.param([(0, (20, 60)), (1, (20,)), (1, (30,))], 40, id="modules-without-such-parameters-do-not-count"),
         pytest.param([], None, id="no-pass"),
     ],
 )
@@ -130,7 +131,7 @@ def test_what_autograd_does_for_untrained_parameters_alone(
     passes: list[tuple[int, tuple[int | None, ...]]], tail_ns: int | None
 ) -> None:
     steps = (recorded(5, 0, 100, "light", passes=tuple(BackwardPass(index, 0, ready) for index, ready in passes)),)
-    modules, untrained = (ddp_module([4, 4]),), (UntrainedParameters("Net", ("p1",), 4),)
+    modules, untrained = (ddp_module([4, 4]), ddp_module([4])), (UntrainedParameters("Net", ("p1",), 4),)
     rank = Rank(0, None, record(0, modules, steps, untrained=untrained))
     assert measure_untrained_tail(rank, [], modules) == UntrainedTail(tail_ns)
     assert measure_untrained_tail(Rank(0, None, record(0, modules, steps)), [], modules) is None
