@@ -131,7 +131,7 @@ def _report_as_tables(options: argparse.Namespace) -> int:
 
 
 def _refuse_parts(options: argparse.Namespace, what: str) -> None:
-    """Raise `DdpprofError` if an option requires a single run. `what`: what the path is, for the message."""
+    """Raise `DdpprofError` if an option requires a single run. `what`: describes the path in the message."""
     if options.brief:
         raise DdpprofError(f"--brief summarizes the report on one run, but {options.path} is {what}.")
     if options.section is not None:
@@ -151,7 +151,7 @@ def _refuse_files(paths: Sequence[Location]) -> None:
 
 
 def _refuse_choice(options: argparse.Namespace, what: str) -> None:
-    """Raise `DdpprofError` if an option selects ranks or steps. `what`: what the path is, for the message."""
+    """Raise `DdpprofError` if an option selects ranks or steps. `what`: describes the path in the message."""
     given = {"--only-ranks": options.only_ranks, "--sample": options.sample, "--only-steps": options.only_steps}
     for name, value in given.items():
         if value is not None:

@@ -100,14 +100,8 @@ def pauses_in(steps: JobSteps) -> tuple[Pause, ...]:
     if long.any():
         extra_ns, every = int(left_ns[long].sum()), _regular_distance(steps.number[long])
         part, ranks = _where_longer(steps, long, extra_ns)
-        every_ns = _regular_time(steps.number[long], steps.start_ns[long]) if every is None else None
-        is_by_timer = every_ns is not None and every_ns >= _LEAST_OF_TIMER * normal_ns
-        pauses.append(
-            Pause(
-                PauseKind.UNKNOWN, int(long.sum()), extra_ns, every, part, ranks,
-                every_ns=every_ns if is_by_timer else None,
-            )
-        )  # fmt: skip
+        every_ns = _regular_time(steps, long, normal_ns) if every is None else None
+        pauses.append(Pause(PauseKind.UNKNOWN, int(long.sum()), extra_ns, every, part, ranks, every_ns=every_ns))
     return tuple(pauses)
 
 
@@ -175,16 +169,16 @@ def _regular_distance(numbers: Int64Column) -> int | None:
 _FEW_DISTANCES = 3
 
 
-def _regular_time(numbers: Int64Column, starts_ns: Int64Column) -> int | None:
-    """Return the time between steps that begin at `starts_ns` if it is regular, otherwise ``None``.
+def _regular_time(steps: JobSteps, long: Flags, normal_ns: int) -> int | None:
+    """Return the time between the starts of long steps if it is regular and much longer than a normal step.
 
     Consecutive steps count as one, because the work that makes them long may take longer than a step.
     """
-    begins = np.append(True, np.diff(numbers) > 1)
-    times_ns = np.diff(starts_ns[begins])
-    if len(times_ns) < _FEW_TIMES:
+    begins = np.append(True, np.diff(steps.number[long]) > 1)
+    times_ns = np.diff(steps.start_ns[long][begins])
+    usual_ns = float(np.median(times_ns)) if len(times_ns) >= _FEW_TIMES else 0.0
+    if usual_ns < _LEAST_OF_TIMER * normal_ns:
         return None
-    usual_ns = float(np.median(times_ns))
     multiples = np.maximum(1, np.round(times_ns / usual_ns))
     is_multiple = np.abs(times_ns / usual_ns - multiples) <= _CLOSE
     return round(usual_ns) if np.mean(is_multiple) >= _MOST_MULTIPLES else None

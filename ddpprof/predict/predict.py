@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import hypot, log2, sqrt
 
-from ddpprof.model.backends import Compression, backend_of
+from ddpprof.model.backends import Compression, backend_of, sends_half
 from ddpprof.model.ddp_module import same_buckets
 from ddpprof.predict import Algorithm, Setting, sent_share
 from ddpprof.predict.network import Network
@@ -312,10 +312,11 @@ def _hook_ns_per_byte(one: PassProfile, setting: Setting) -> float:
 
 
 def _with_halves(link: Link, setting: Setting, training: Training) -> Link:
-    """Return the link with the time in which gloo's threads add the 16-bit numbers of a compression hook."""
-    halves = setting.compression in (Compression.FP16, Compression.BF16)
+    """Return the link as it is for 16-bit gradients, which some backends add more slowly than 32-bit gradients."""
+    if setting.compression is None or not sends_half(setting.compression.hook):
+        return link
     world_size = setting.world_size or training.world_size
-    added = halves * backend_of(training.backend).half_ns_per_byte * (world_size - 1) / world_size
+    added = backend_of(training.backend).half_ns_per_byte * (world_size - 1) / world_size
     alone, busy = (replace(one, ns_per_byte=one.ns_per_byte + added) for one in (link.alone, link.busy))
     return replace(link, alone=alone, busy=busy)
 

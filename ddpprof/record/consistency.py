@@ -253,9 +253,7 @@ class Unaveraged(Listener):
             has_new = one.ddp is not None or all(map(ne, one.gradients, map(_gradient, now)))
             if not is_trained and has_new:
                 num_bytes = sum(parameter.nbytes for parameter in now)
-                yield UntrainedParameters(
-                    one.module, tuple(one.names), num_bytes, one.ddp is not None, bool(ids) and ids <= held
-                )
+                yield UntrainedParameters(one.module, tuple(one.names), num_bytes, one.ddp is not None, ids <= held)
 
     def _candidate(
         self, module: str, named: dict[str, torch.Tensor], ddp: DistributedDataParallel | None, step: int

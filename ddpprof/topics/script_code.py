@@ -5,11 +5,13 @@ r"""Find the lines of the script that take time in a step because of their own P
     backward of a line = |samples of the line in a backward pass ∩ step \ collectives of layers|, median over steps
     outside of a line = |samples of the line ∩ time outside the passes|, median over steps
     loss of a line = |samples of the line's own code ∩ time between forward and backward|, median over steps
+    comm of a line = |samples of the line ∩ communication outside forward and backward|, median over steps, on CPU
 
 The time outside the passes is the step without these times: from the start of each DDP forward pass to the end of its
 backward pass; the optimizer; waiting for data; communication; and, for lines of the script's own code, idle gaps. On an
 accelerator, *outside* and *loss* are instead the duration of the kernels that a line launches at these times. Code
-inside a module that is not part of the DDP module counts for the line that calls the module.
+inside a module that is not part of the DDP module counts for the line that calls the module. A line for which *comm* is
+longer than *outside* or *loss* calls collectives, which have rules of their own, so that this time counts as 0.
 
 An idle gap is a time in which no operator runs on the accelerator or, in training on CPU, on the training thread.
 Shorter gaps are the overhead of the operators themselves. A sample of a function of PyTorch or of a framework does not
@@ -111,6 +113,10 @@ class RankCode:
     @property
     def loss_ns(self) -> int:
         return sum(one.loss_ns for one in self.lines)
+
+    @property
+    def comm_ns(self) -> int:
+        return sum(one.comm_ns for one in self.lines)
 
 
 def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
@@ -375,12 +381,11 @@ def slowest_line_of(rank: int, view: View) -> tuple[str, int] | None:
 
 def lines_of_collectives(view: View) -> str:
     """Return a clause that names the lines of the script that take most of the time of its collectives on CPU."""
-    ranks = [one for one in view[SCRIPT_CODE] or () if any(line.comm_ns for line in one.lines)]
-    if not ranks:
+    least = min((one for one in view[SCRIPT_CODE] or () if one.comm_ns), key=lambda one: one.comm_ns, default=None)
+    if least is None:
         return ""
-    least = min(ranks, key=lambda one: sum(line.comm_ns for line in one.lines))
-    lines, comm_ns = sorted(least.lines, key=lambda one: -one.comm_ns), sum(line.comm_ns for line in least.lines)
-    named = [f"{one.short} ({in_ms(one.comm_ns)})" for one in lines if one.comm_ns >= _WORTH_NAMING * comm_ns]
+    lines = sorted(least.lines, key=lambda one: -one.comm_ns)
+    named = [f"{one.short} ({in_ms(one.comm_ns)})" for one in lines if one.comm_ns >= _WORTH_NAMING * least.comm_ns]
     return f"; the script waits for collectives at {', '.join(named[:_MOST_LINES])}"
 
 
