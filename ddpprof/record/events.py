@@ -44,11 +44,11 @@ class Listener:
         `had_rebuilt`: whether DDP had already rebuilt its buckets when that work began.
         """
 
-    def forward_ends(self, ddp: DistributedDataParallel, inner_end_ns: int) -> None:
-        """Called when a DDP module's forward pass has ended. `inner_end_ns`: end of the module's own forward pass."""
+    def forward_ends(self, ddp: DistributedDataParallel, inner_end_ns: int, outputs: Any) -> None:
+        """Called when a DDP module's forward pass has ended.
 
-    def outputs_come(self, ddp: DistributedDataParallel, outputs: Any) -> None:
-        """Called after `forward_ends`, with the outputs of the DDP module's forward pass."""
+        `inner_end_ns`: end of the wrapped module's forward pass. `outputs`: what the DDP module returns.
+        """
 
     def forward_fails(self, ddp: DistributedDataParallel, error: BaseException) -> None:
         """Called when a DDP module's forward pass has raised an exception. The script may catch the exception."""

@@ -168,8 +168,7 @@ def _post_forward(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, output)
         inner_end_ns = time_ns()
         result = original(self, output)
-        EVENTS.forward_ends(self, inner_end_ns)
-        EVENTS.outputs_come(self, result)
+        EVENTS.forward_ends(self, inner_end_ns, result)
         return result
 
     return post_forward

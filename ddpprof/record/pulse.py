@@ -224,6 +224,8 @@ _UNPAIRED_STEP, _NUM_UNPAIRED = state_word("unpaired_step"), state_word("num_unp
 _OTHER, _DATA = int(Activity.OTHER), int(Activity.DATA)
 _BACKWARD, _OPTIMIZER, _SAVE = int(Activity.BACKWARD), int(Activity.OPTIMIZER), int(Activity.SAVE)
 _COMPILED = int(StepFlag.COMPILED)
+_COMPILES_NS = 1_000_000
+"""torch.compile needs far more than this time in ns to compile a function, so shorter steps are not checked for it"""
 _GOLDEN = 0x9E3779B1
 """first 32 bits of the golden ratio; with its multiples, one in n steps is selected evenly, even if training is
 periodic
@@ -344,7 +346,7 @@ class PulseWriter(Listener):
         if get_ident() == self.training_thread and self.words[_ACTIVITY] == _SAVE:
             self.begins(_OTHER)
 
-    def forward_ends(self, ddp: DistributedDataParallel, inner_end_ns: int) -> None:
+    def forward_ends(self, ddp: DistributedDataParallel, inner_end_ns: int, outputs: Any) -> None:
         """Record the end of a DDP module's forward pass.
 
         If the gradients will be reduced, their times are relative to the end of the wrapped module's forward pass. On
@@ -418,8 +420,7 @@ class PulseWriter(Listener):
         self.begins(_OTHER)
         words = self.words
         now = words[_SINCE]
-        compiled = num_compiled()
-        if compiled != self._num_compiled:
+        if now - words[_STEP_SINCE] > _COMPILES_NS and (compiled := num_compiled()) != self._num_compiled:
             self._num_compiled = compiled
             self._flags |= _COMPILED
         if self._flags:

@@ -407,7 +407,7 @@ class StepNotes(Listener):
         rebuild = end - began_ns - sync if not had_rebuilt and ddp._has_rebuilt_buckets else 0
         module.open_forwards.append(OpenForward(began_ns, end, sync, rebuild))
 
-    def forward_ends(self, ddp: DistributedDataParallel, inner_end_ns: int) -> None:
+    def forward_ends(self, ddp: DistributedDataParallel, inner_end_ns: int, outputs: Any) -> None:
         module = self.find(ddp)
         if module is None or not module.open_forwards:
             return
@@ -429,8 +429,9 @@ class StepNotes(Listener):
             module.synchronizing_forward_is_over(inner_end_ns)
         elif torch.is_grad_enabled():
             module.accumulating_forward_is_over()
+        self._note_use(outputs)
 
-    def outputs_come(self, ddp: DistributedDataParallel, outputs: Any) -> None:
+    def _note_use(self, outputs: Any) -> None:
         """Record whether a backward pass uses the outputs.
 
         Jobs that use torch.compile are left out, because it might compile the hook.

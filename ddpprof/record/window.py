@@ -80,7 +80,7 @@ class Baseline(Listener):
         self._held.setdefault(id(ddp), (ddp, bool(ddp.require_backward_grad_sync)))
         ddp.require_backward_grad_sync = False
 
-    def forward_ends(self, ddp: DistributedDataParallel, inner_end_ns: int) -> None:
+    def forward_ends(self, ddp: DistributedDataParallel, inner_end_ns: int, outputs: Any) -> None:
         self._restore(ddp)
 
     def forward_fails(self, ddp: DistributedDataParallel, error: BaseException) -> None:

@@ -74,7 +74,7 @@ def forward_ends(
     clock.now_ns += after_ns
     device = "cpu" if reducer else "cuda"
     module = SimpleNamespace(reducer=reducer, device_type=device, require_backward_grad_sync=synchronizes)
-    pulse.forward_ends(module, inner_end_ns)  # type: ignore[arg-type]
+    pulse.forward_ends(module, inner_end_ns, None)  # type: ignore[arg-type]
 
 
 def backward(pulse: PulseWriter, clock: Clock, reducer: Reducer | None, ns: int, synchronizes: bool = True) -> None:

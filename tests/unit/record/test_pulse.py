@@ -56,11 +56,14 @@ def test_a_step_is_one_row_with_its_parts(clock: Clock, tmp_path: Path) -> None:
     assert [column.tolist() for column in columns] == [[400], [50], [452], [int(StepFlag.BEGAN_EPOCH)]]
 
 
-def test_a_step_in_which_torch_compiles_is_flagged(pulse: PulseWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_in_which_torch_compiles_is_flagged(
+    pulse: PulseWriter, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     frames = Counter(ok=2)
     monkeypatch.setitem(torch._dynamo.utils.counters, "frames", frames)
     for num_steps, num_compiled in enumerate((2, 3, 3, 5), 1):
         frames["ok"] = num_compiled
+        clock.now_ns += 2_000_000
         pulse.step_ends(num_steps)
     is_compiled = [bool(flags & StepFlag.COMPILED) for flags in decoded(pulse).steps.flags.tolist()]
     assert is_compiled[1:] == [True, False, True]
@@ -185,7 +188,7 @@ def test_the_state_tells_what_happens_now(pulse: PulseWriter, clock: Clock) -> N
 
 
 def test_an_unknown_ddp_ends_only_the_rows(pulse: PulseWriter) -> None:
-    pulse.forward_ends(object(), 3)  # type: ignore[arg-type]
+    pulse.forward_ends(object(), 3, None)  # type: ignore[arg-type]
     pulse.step_ends(1)
     assert "require_backward_grad_sync" in (pulse.rows.problem or "")
     assert (decoded(pulse).state.step, decoded(pulse).state.num_steps) == (1, 0)
@@ -206,7 +209,7 @@ def test_a_problem_keeps_no_model_alive(pulse: PulseWriter) -> None:
 
     model = Model()
     seen = weakref.ref(model)
-    pulse.forward_ends(model, 3)  # type: ignore[arg-type]
+    pulse.forward_ends(model, 3, None)  # type: ignore[arg-type]
     del model
     gc.collect()
     assert pulse.rows.problem is not None
@@ -253,7 +256,7 @@ def a_step(pulse: PulseWriter, number: int, calls: str) -> None:
             pulse.backward_begins(None)
             pulse.backward_ends()
         else:
-            pulse.forward_ends(ddp, 0)  # type: ignore[arg-type]
+            pulse.forward_ends(ddp, 0, None)  # type: ignore[arg-type]
     pulse.step_ends(number + 1)
 
 

@@ -59,7 +59,7 @@ def test_whether_a_backward_pass_uses_the_outputs_of_a_forward_pass() -> None:
     outputs = ({"logits": weight * 2, "other": weight * 3}, (weight * 4,), "text")
     for one in outputs:
         notes._forwards.append(forward())
-        notes.outputs_come(None, one)  # type: ignore[arg-type]
+        notes._note_use(one)
     outputs[0]["logits"].sum().backward()
     step = notes.recorded_step(3, StepMode.LIGHT, 0)
     assert [one.reaches_backward for one in step.forwards] == [True, False, None]
