@@ -1,4 +1,4 @@
-"""How often is what a report advises right? Share of cases, and what the first fix promised and gave.
+"""How often is what a report advises right? Share of cases, and predicted and measured gains of the first fix.
 
     found      the planted cause is among the first two findings; of the cases in which it costs time
     widening   the factor on a rule's predicted intervals with which 95 % of the measured gains are inside
@@ -26,7 +26,7 @@ from study import COLOURS, ms, publish
 
 _WORTH = 0.02
 """share of the step below which a report calls a measured gain noise"""
-_COLUMNS = ("case", "planted, found as", "first fix", "promised, ms", "measured, ms", "verdict")
+_COLUMNS = ("case", "problem found", "first fix", "predicted, ms", "measured, ms", "verdict")
 _ORDER = (
     "failed",
     "changes the losses",
@@ -106,7 +106,7 @@ def _of_case(plant: str | None, made: dict[str, Any]) -> dict[str, Any]:
         "costs": _costs(made.get("mended")),
         "findings": advised[:3],
         "is_certain": number is None or _is_certain(made["findings"][number - 1]),
-        "first_fix": None if tried is None else (tried["promise"]["rule"] or "the mended script"),
+        "first_fix": None if tried is None else (tried["promise"]["rule"] or "corrected script"),
         "planted_by_script": None if tried is None else tried["promise"]["number"] is None,
         "promised_ms": None if tried is None else _promised(tried["promise"]),
         "measured_ms": None if tried is None or tried["measured"] is None else _interval(tried["measured"]),
@@ -195,7 +195,7 @@ def draw(results: dict[str, Any], figure: Any) -> None:
         )
     most = max((max(one["promised_ms"][0], one["measured_ms"][0]) for one in known), default=1)
     axes.plot([0, most], [0, most], color="#888888", linewidth=1)
-    axes.set_xlabel("promised gain, ms per step")
+    axes.set_xlabel("predicted gain, ms per step")
     axes.set_ylabel("measured gain, ms per step")
     axes.legend()
 

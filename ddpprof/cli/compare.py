@@ -200,9 +200,7 @@ def _how_to_record(comparison: Comparison, verdicts: Sequence[ConditionVerdict],
 
 def _command(number: int, side: RunSet, name: str) -> str:
     folder = side.folder or f"MORE_OF_{name}"
-    job = side.reports[0].job
-    words = shlex.join(job.recorded_with) or "… train.py"
-    return f"ddpprof trace --repeat {number} --out {shlex.quote(folder)} {words}"
+    return side.reports[0].job.trace_command("--repeat", str(number), "--out", shlex.quote(folder))
 
 
 def _print_verdicts(verdicts: Sequence[ConditionVerdict], commands: Sequence[str]) -> None:

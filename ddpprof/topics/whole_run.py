@@ -87,8 +87,8 @@ def whole_run_line(run: WholeRun | None, step_ns: int | None = None) -> Iterator
     whole = f"Whole run: {count(run.num_steps, 'step')}, {duration(run.duration_ns)}"
     slower = [f"{count(len(run.slowdowns), 'slowdown')} (--section whole-run)"] if run.slowdowns else []
     ratio = run.steps.median_ns / step_ns if step_ns else 1.0
-    differs = [] if 1 / _ALIKE <= ratio <= _ALIKE else [f"its median step is {ratio:.2f} × as long as the step above"]
-    yield Line("; ".join((whole, step, *differs, *_growth(run), *slower)))
+    differs = "" if 1 / _ALIKE <= ratio <= _ALIKE else f" (median: {ratio:.2f} × the step above)"
+    yield Line("; ".join((whole, step + differs, *_growth(run), *slower)))
     largest = max(run.slowdowns, key=lambda one: _took_ns(one, run), default=None)
     if largest is not None and _took_ns(largest, run) >= _NOTABLE * run.duration_ns:
         which = "The slowdown" if len(run.slowdowns) == 1 else "The largest slowdown"

@@ -543,9 +543,9 @@ def test_other_pauses_are_no_finding(pause: Pause) -> None:
     ("factor", "said"),
     [
         pytest.param(1.09, "", id="alike"),
-        pytest.param(1.25, "; its median step is 0.80 × as long as the step above", id="a-little-longer"),
-        pytest.param(0.5, "; its median step is 2.00 × as long as the step above", id="shorter"),
-        pytest.param(2.0, "; its median step is 0.50 × as long as the step above", id="longer"),
+        pytest.param(1.25, " (median: 0.80 × the step above)", id="a-little-longer"),
+        pytest.param(0.5, " (median: 2.00 × the step above)", id="shorter"),
+        pytest.param(2.0, " (median: 0.50 × the step above)", id="longer"),
         pytest.param(None, "", id="no-other"),
     ],
 )
