@@ -30,9 +30,9 @@ _OF_GLOO = re.compile(r"^\[Gloo\] .*\n", re.MULTILINE)
 _SLOW = frozenset(
     f"test_{name}"
     for name in (
-        "capture", "compiled_graphs", "data_parallel", "ddp_errors", "diagnose", "doctor", "environments",
+        "capture", "checkpoints", "compiled_graphs", "data_parallel", "ddp_errors", "diagnose", "doctor", "environments",
         "experiments", "fleet", "frameworks", "harmless", "hooks", "launchers", "layer_collectives", "memory",
-        "own_topics", "torch_agreement", "try",
+        "metrics", "own_topics", "remote", "torch_agreement", "try", "watch", "without_ddp",
     )
 )  # fmt: skip
 """modules whose tests take more than a few seconds each"""
