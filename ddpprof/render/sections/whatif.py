@@ -199,12 +199,12 @@ def _network(answer: WhatIf) -> str:
     network = answer.network
     source = "measured by ddpprof netbench" if network.is_benched else "estimated from the run's buckets"
     hooks = {one.comm_hook for one in answer.job.modules if not sends_unchanged(one.comm_hook)}
+    busbw = f" (busbw {gigabytes_per_s(network.bus_bytes_per_s)} GB/s)"
     if hooks and not network.is_benched:
-        source = f"{source}, with sizes before {clean(', '.join(sorted(map(str, hooks))))}"
-    rate, busbw = gigabytes_per_s(1e9 / network.ns_per_byte), gigabytes_per_s(network.bus_bytes_per_s)
+        source, busbw = f"{source}, with sizes before {clean(', '.join(sorted(map(str, hooks))))}", ""
     return (
         f"Network among {count(network.world_size, 'rank')}, {source}: {network.latency_ns / 1e3:.0f} µs + bytes at "
-        f"{rate} GB/s (busbw {busbw} GB/s), fit error "
+        f"{gigabytes_per_s(1e9 / network.ns_per_byte)} GB/s{busbw}, fit error "
         f"{percent(network.relative_error)} over {count(network.num_sizes, 'message size')} of "
         f"{three_digits(network.least_bytes / 1e6)} to {three_digits(network.most_bytes / 1e6)} MB"
         + (

@@ -112,6 +112,16 @@ def test_busbw_is_what_a_ring_s_links_carry() -> None:
     assert (told.latency_ns, told.relative_error, told.world_size) == (300, 0.1, 4)
 
 
+@pytest.mark.parametrize(("hook", "tells_busbw"), [(None, True), ("fp16_compress_hook", False)])
+def test_busbw_is_not_told_of_gradients_that_a_hook_compresses(hook: str | None, tells_busbw: bool) -> None:
+    """The report tells the rate of the bytes that are sent, and a prediction that of the gradients."""
+    job = replace(JOB, modules=(replace(JOB.modules[0], comm_hook=hook),))
+    made = replace(profile(), network=replace(profile().network, is_benched=False))
+    answered = build_whatif(job, Profiled(made, None), Asked(Setting(), ""))
+    [said] = [one.text for one in whatif_sections(answered) if isinstance(one, Line) and "Network among" in one.text]
+    assert ("busbw" in said, "with sizes before fp16_compress_hook" in said) == (tells_busbw, not tells_busbw)
+
+
 def test_traces_alone_have_no_best_and_no_other_caps() -> None:
     whole = profile(training=training(knows_parameters=False))
     answered = answer(made=whole)
