@@ -75,7 +75,7 @@ def rule(world_size: int, chosen: Spans) -> str | None:
     """Return a sentence that says which ranks are profiled; ``None`` if all ranks are profiled."""
     if chosen:
         named = ", ".join(f"{first}-{last}" if first < last else str(first) for first, last in chosen)
-        return f"only these of the {world_size} ranks were profiled, as requested by --profile-ranks: {named}"
+        return f"of the {world_size} ranks, --profile-ranks selected these for profiling: {named}"
     if world_size <= MOST:
         return None
     each = _distance(world_size)

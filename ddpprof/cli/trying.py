@@ -349,7 +349,7 @@ def _say_plan(experiment: Experiment, report: Report, promises: list[Promise], p
     seconds = starts * (_START_S + steps * (report.step_ns or 0) / 1e9)
     long = f"{seconds:.0f} s" if seconds < 100 else in_minutes(seconds)
     progress(
-        f"Trying {number_of(len(promises), 'change')} to the job of {path}. This starts "
+        f"Trying {number_of(len(promises), 'change')} to the job recorded in {path}. This starts "
         f"`{shlex.join(experiment.command)}` {number_of(starts, 'time')} for {steps} steps each, and takes about "
         f"{long}. If the results are not conclusive, the number of starts is doubled."
     )

@@ -159,6 +159,6 @@ class Standstill(Struct, frozen=True):
     waiting: tuple[int, ...] = ()
     """ranks that wait for `rank`"""
     hangs_after_s: float | None = None
-    """time without progress after which ddpprof reports a hang; ``None`` if it never does, 0 if the rank waits for
-    nothing outside the job
+    """time without progress after which ddpprof reports a hang; ``None`` if it never does; 0 if it reports the
+    hang at once, because the rank waits for nothing outside the job
     """

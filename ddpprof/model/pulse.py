@@ -24,7 +24,7 @@ class Activity(IntEnum, metaclass=InterruptibleEnum):
     """the training thread waits for a batch"""
     FORWARD = 2
     BACKWARD = 3
-    """backward pass, including the time that it waits for its all-reduces"""
+    """backward pass, including the time it spends waiting for its all-reduces"""
     OPTIMIZER = 4
     SAVE = 5
     """``torch.save``"""

@@ -95,7 +95,7 @@ def own_times(rows: PulseSummaries, most: int) -> tuple[int, ...]:
 def _parts(rows: PulseSummaries, most: int) -> Int64Column:
     """Return, for each row, the index of its range of steps.
 
-    There are at most `most` ranges, with about equally many steps.
+    There are at most `most` ranges, each with about the same number of steps.
     """
     until = np.cumsum(rows.num_steps)
     middle = until - rows.num_steps / 2

@@ -20,7 +20,7 @@ _ENDS_MB = (0.25, 1, 4)
 _MOST_LISTED = 16
 """maximum number of caps in a list that ddpprof suggests for a script"""
 _MANY = 4
-"""if code for a script would list at least this many equal caps in a row, they are written as a product"""
+"""at least this many equal caps in a row are written as a product, such as ``[25] * 4``"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,7 +226,9 @@ class Window:
             raise DdpprofError("--baseline-steps needs steps with gradient communication, but the script has none.")
         if self._ends_job and not self._settings.trial:
             self._ends_job = False
-            self._job.warn_for_all("ddpprof does not end the job, because DDP does not synchronize the ranks")
+            self._job.warn_for_all(
+                "ddpprof does not end the job: without DDP's synchronization, the ranks might end at different steps"
+            )
 
     def cut_short(self, why: str) -> None:
         """Stop profiling within a step, between two operators, and print the reason `why`."""

@@ -1,8 +1,8 @@
 """Compare repeated runs of two jobs. Each run is one observation, because steps of one run do not predict other runs.
 
     difference = median of all differences between runs of B and A (Hodges–Lehmann estimator; `shift_between`)
-    interval   = confidence interval of the difference from the Mann–Whitney U distribution; 99.5 %; the other 0.5 %
-                 is shared by the questions that are asked together
+    interval   = confidence interval of the difference from the Mann–Whitney U distribution; 99.5 %; the error
+                 probability of 0.5 % is divided among the questions that are asked together (Bonferroni)
 
 The interval does not assume a distribution, so it is valid with few runs and with outliers. The confidence is high
 enough that the comparison may be repeated with more runs. The interval needs at least six runs on each side. With fewer

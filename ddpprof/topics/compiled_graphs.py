@@ -395,7 +395,7 @@ _STOPPED = "; after that, a function runs uncompiled for new inputs, because tor
 _DYNAMIC = (
     "Set TORCH_LOGS=recompiles to see the reasons. If the shapes of the inputs vary, use "
     "torch.compile(…, dynamic=True), mark the varying dimension with torch._dynamo.mark_dynamic, or pad the inputs to "
-    "a few lengths. Pass numbers that change in every step as tensors."
+    "a few lengths. If a number changes in every step, pass it as a tensor."
 )
 
 RECOMPILATIONS: Topic[Any, Recompilations] = Topic(

@@ -55,8 +55,8 @@ _WHAT_OF_ALL = {
     Fault.SWAPPING: "all ranks are swapping: they need more memory than the machine has",
 }
 _WHERE_LEFT_OUT = (
-    "look for a condition around the call that depends on the rank or its batch, for a `continue` or `break` before "
-    "it, and for an exception that the script catches on that rank."
+    "check whether a condition on the rank or its batch, or a `continue` or `break`, can skip the call on that rank, "
+    "and whether the script catches an exception there."
 )
 _DO = {
     Fault.DOES_NOT_EXIT: "Read a queue before you join the processes that fill it: call queue.get() for each "

@@ -374,7 +374,7 @@ def optimizer_not_fused(took_ns: int, view: View) -> Iterator[Finding]:
     title, advice = [], []
     if one in unfused:
         title.append("runs each operation separately, although it has a fused implementation")
-        advice.append(f"Pass fused=True: {one.name}(…, fused=True). Results may differ by rounding.")
+        advice.append(f"Pass fused=True: {one.name}(…, fused=True). Results may differ because of rounding.")
     if _has_small_groups(one):
         title.append(f"has {one.num_groups} groups for {one.num_parameters} parameters")
         advice.append(

@@ -449,7 +449,7 @@ def at_link_limit(limit: LinkLimit, view: View) -> Iterator[Finding]:
         else ""
     )
     advice = (
-        "only a faster link or fewer bytes per step help: use larger batches, accumulate gradients over several "
+        "only a faster link or fewer bytes per sample help: use larger batches, accumulate gradients over several "
         "batches, or send gradients in half precision."
     )
     yield Finding(

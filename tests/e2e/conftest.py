@@ -30,8 +30,8 @@ _OF_GLOO = re.compile(r"^\[Gloo\] .*\n", re.MULTILINE)
 _SLOW = frozenset(
     f"test_{name}"
     for name in (
-        "capture", "checkpoints", "compiled_graphs", "data_parallel", "ddp_errors", "diagnose", "doctor", "environments",
-        "experiments", "fleet", "frameworks", "harmless", "hooks", "launchers", "layer_collectives", "memory",
+        "capture", "checkpoints", "compiled_graphs", "data_parallel", "ddp_errors", "diagnose", "doctor",
+        "environments", "experiments", "fleet", "frameworks", "harmless", "hooks", "launchers", "layer_collectives", "memory",
         "metrics", "own_topics", "remote", "torch_agreement", "try", "watch", "without_ddp",
     )
 )  # fmt: skip

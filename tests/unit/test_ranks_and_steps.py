@@ -31,7 +31,7 @@ def test_in_a_large_job_some_are_and_each_place_of_a_host_has_its_turn(world_siz
 def test_the_users_choice_goes_before_the_rule() -> None:
     assert profiled(1024, ((0, 1), (512, 512))) == [0, 1, 512]
     assert rule(1024, ((0, 1), (512, 512))) == (
-        "only these of the 1024 ranks were profiled, as requested by --profile-ranks: 0-1, 512"
+        "of the 1024 ranks, --profile-ranks selected these for profiling: 0-1, 512"
     )
     assert profiled(4, ((1, 1),)) == [1]
 

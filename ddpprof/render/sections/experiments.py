@@ -89,8 +89,8 @@ def _verdict(report: OverheadReport) -> str:
             f"rounds: --rounds"
         )
     return (
-        f"With DDP a step takes as long as without it, within the precision of {pairs}, {on}: {interval(ratio)} × "
-        f"({times})."
+        f"With DDP a step takes as long as without it, within the precision of {pairs}, {on}. The ratio is "
+        f"{interval(ratio)} ({times})."
     )
 
 

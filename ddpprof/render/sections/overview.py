@@ -552,7 +552,7 @@ def _left_to_try(report: Report, paths: Sequence[str]) -> list[Finding]:
 
 
 def _to_edit(report: Report, paths: Sequence[str]) -> int | None:
-    """Return the number of the first finding with a gain, if only the author of the script can make its change."""
+    """Return the number of the first finding with a gain if its change must be made in the script, else ``None``."""
     first = first_changes(report)
     if len(paths) != 1 or not report.job.recorded_with or report.failure is not None or not first:
         return None

@@ -257,7 +257,7 @@ _ON_CPU = (
 )
 _SLEEPING = (
     "Check what this rank waits for but the other ranks do not: a lock, a disk, the network or a sleep. While the job "
-    "runs, py-spy dump --pid PID or ddpprof diagnose RUN --dump-stacks shows the line in which the rank waits."
+    "runs, py-spy dump --pid PID or ddpprof diagnose RUN --dump-stacks shows the line at which the rank waits."
 )
 
 LATENESS: Topic[None, Lateness] = Topic("lateness", rules=(straggler, slow_rank))

@@ -163,7 +163,7 @@ def _step_report(
 def _torch_times(
     trace: Trace, recorded: dict[int, RecordedStep], number: int, modules: Sequence[DdpModule]
 ) -> TorchTimes | None:
-    """Compare a step's times with DDP's own times, which are in the next step's record; ``None`` if unknown."""
+    """Return the step's times beside DDP's own times, which the next step's record has; ``None`` if it has none."""
     step, following = recorded.get(number), recorded.get(number + 1)
     if step is None or following is None or len(modules) != 1:
         return None

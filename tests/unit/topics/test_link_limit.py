@@ -200,7 +200,7 @@ def test_a_used_up_link_is_evidence_without_a_gain() -> None:
     assert found.gain_ns is None
     assert found.change is None
     assert found.numbers == {"link_share": 0.92, "limit_bits_per_s": 10 * GBIT, "busbw_bytes_per_s": 1150e6}
-    assert found.advice.startswith("Only a faster link or fewer bytes per step help")
+    assert found.advice.startswith("Only a faster link or fewer bytes per sample help")
     buckets = NewBuckets("bucket_cap_mb=4", (1, 2), Predicted(20 * MS, 10 * MS, 30 * MS))
     hidden = findings(replace(full, predictions=Predictions(best_buckets=buckets)))["at-link-limit"]
     assert hidden.advice.startswith(
