@@ -76,8 +76,10 @@ def busiest(row: dict[str, Any]) -> float:
 
 def table(results: dict[str, Any]) -> list[str]:
     lines = [
-        "| hosts | algorithm | host 0 sent ÷ S | host 0 received ÷ S | other hosts sent ÷ S | other hosts received ÷ S "
-        "| step, ms | busbw, GB/s |",
+        (
+            "| hosts | algorithm | host 0 sent ÷ S | host 0 received ÷ S | other hosts sent ÷ S "
+            "| other hosts received ÷ S | step, ms | busbw, GB/s |"
+        ),
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in results["rows"]:

@@ -50,8 +50,10 @@ def _of_place(paths: list[Path]) -> dict[str, Any]:
 
 def table(results: dict[str, Any]) -> list[str]:
     lines = [
-        "| gloo's threads run | slowdown: median (all) | control | compute time covered "
-        "| under comm, ms | lost, ms | step, ms |",
+        (
+            "| gloo's threads run | slowdown: median (all) | control | compute time covered "
+            "| under comm, ms | lost, ms | step, ms |"
+        ),
         "|---|---|---|---|---|---|---|",
     ]
     for place, row in results["places"].items():

@@ -66,11 +66,12 @@ def open_experiment(directory: Path, experiment: Experiment, force: bool) -> Non
                 if not is_of_this_user(directory, begun):
                     raise RunExists(
                         f"{directory} was started by another user or on another machine. Choose another --out, or "
-                        "replace it with --force."
+                        "use --force to replace the experiment."
                     )
                 if _as_asked(begun) != as_kept(experiment):
                     raise RunExists(
-                        f"{directory} contains another experiment. Choose another --out, or replace it with --force."
+                        f"{directory} contains another experiment. Choose another --out, or use --force to replace "
+                        "the experiment."
                     )
                 return
             _remove(directory)

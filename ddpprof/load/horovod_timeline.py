@@ -146,7 +146,7 @@ def _events(text: bytes) -> tuple[list[_Event], bool]:
 
 @dataclass(slots=True)
 class _Tensor:
-    """State of one tensor while reading events."""
+    """State of one tensor while events are being read."""
 
     open: list[tuple[str, int]] = field(default_factory=list)
     """names and start times of spans that have not ended, outermost first"""

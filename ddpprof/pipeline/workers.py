@@ -96,8 +96,8 @@ def read_in_processes(
 
 
 _KILLED = (
-    "the process that read this rank was killed, possibly because it ran out of memory. Try again with --jobs 1, or on "
-    "a machine with more memory"
+    "the process that read this rank's files was killed, possibly because it ran out of memory. Try again with "
+    "--jobs 1, or on a machine with more memory"
 )
 
 

@@ -198,7 +198,9 @@ def _write(directory: Path, about: RunFile) -> None:
 def refuse_earlier_run(directory: Path, force: bool) -> None:
     """Raise ``RunExists`` if `directory` contains a run, unless `force` is set."""
     if directory.is_dir() and (rundir.is_run(directory) or rundir.ranks_in(directory)) and not force:
-        raise RunExists(f"{directory} contains an earlier run. Choose another --out, or replace it with --force.")
+        raise RunExists(
+            f"{directory} contains an earlier run. Choose another --out, or use --force to replace the run."
+        )
 
 
 def _refuse_second_job(directory: Path, launched_unix_s: float | None) -> None:

@@ -31,8 +31,8 @@ _SLOW = frozenset(
     f"test_{name}"
     for name in (
         "capture", "checkpoints", "compiled_graphs", "data_parallel", "ddp_errors", "diagnose", "doctor",
-        "environments", "experiments", "fleet", "frameworks", "harmless", "hooks", "launchers", "layer_collectives", "memory",
-        "metrics", "own_topics", "remote", "torch_agreement", "try", "watch", "without_ddp",
+        "environments", "experiments", "fleet", "frameworks", "harmless", "hooks", "launchers", "layer_collectives",
+        "memory", "metrics", "own_topics", "remote", "torch_agreement", "try", "watch", "without_ddp",
     )
 )  # fmt: skip
 """modules whose tests take more than a few seconds each"""

@@ -72,7 +72,7 @@ def explain_missing_rank(note):
 
 
 def _missing_variable(kind, value):
-    """Return the name of the missing launcher variable that ended the script; ``None`` for other errors."""
+    """Return the name of the launcher variable whose absence ended the script; ``None`` for other errors."""
     if issubclass(kind, KeyError) and value.args and value.args[0] in _LAUNCHER_VARIABLES - os.environ.keys():
         return value.args[0]
     message = str(value)

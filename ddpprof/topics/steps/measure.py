@@ -95,7 +95,7 @@ class RankReport:
 
 
 TIMED_MODES = (StepMode.OFF, StepMode.LIGHT)
-"""modes of steps without the profiler; at most the light recorder affects their duration"""
+"""modes of steps without the profiler; nothing but light recording may affect their duration"""
 
 
 def profiler_cost(ranks: Iterable[RankReport], usual_steps: Collection[int]) -> int | None:
