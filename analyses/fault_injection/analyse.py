@@ -201,6 +201,7 @@ def _of_share(share: str, trials: Sequence[Trial], pauses: Sequence[Row]) -> dic
     }
 
 
+_QUIET = "pauses that are not reported as hangs"
 HEADER = (
     "fault",
     "rank",
