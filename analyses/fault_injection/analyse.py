@@ -233,14 +233,10 @@ def table(results: dict[str, Any]) -> list[str]:
         if of:
             noisy = [job["pause"] for job in results["pauses"] if job["share"] == share and _is_noisy(job)]
             wrong = f"; called a hang: {', '.join(noisy)}" if noisy else ""
-            lines.append(
-                f"| {share} pauses that are not reported as hangs | {quiet} of {of}{wrong} {'| ' * (len(HEADER) - 1)}|"
-            )
+            lines.append(f"| {share} {_QUIET} | {quiet} of {of}{wrong} {'| ' * (len(HEADER) - 1)}|")
     for share, first in results["first_trials"].items():
         quiet, of = first["share"]["quiet_pauses"]
-        lines.append(
-            f"| {share} pauses that are not reported as hangs, first trials | {quiet} of {of} {'| ' * (len(HEADER) - 1)}|"
-        )
+        lines.append(f"| {share} {_QUIET}, first trials | {quiet} of {of} {'| ' * (len(HEADER) - 1)}|")
     mixed = results["mixed"]
     left_alone = f"{mixed['pauses'] - mixed['alarms']} of {mixed['pauses']}"
     return [*lines, f"| six kinds of pauses, mixed, not reported as hangs | {left_alone} {'| ' * (len(HEADER) - 1)}|"]
