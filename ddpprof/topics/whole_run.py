@@ -63,7 +63,7 @@ _SPECIAL = {
     "compiled": "compiled",
 }
 _ALIKE = 1.1
-"""the step times of the verdict and of the whole run are called different if they differ by more than this factor"""
+"""the step times of the recorded steps and of the whole run are both shown if they differ by more than this factor"""
 _SMALL_GROWTH = 0.02
 _LEAST_STEPS = 20
 """minimum number of steps for a median step time"""
@@ -72,12 +72,15 @@ _NOTABLE = 0.01
 """a slowdown is shown on the first screen if it costs at least this share of the run"""
 
 
-def whole_run_line(run: WholeRun | None, step_ns: int | None = None) -> Iterator[Section]:
-    """Yield a summary of the whole run for the first screen.
+def unlike_median_ns(run: WholeRun | None, step_ns: int) -> int | None:
+    """Return the median step time of the whole run if it differs much from `step_ns`, that of a few steps."""
+    if run is None or run.steps is None or 1 / _ALIKE <= run.steps.median_ns / step_ns <= _ALIKE:
+        return None
+    return run.steps.median_ns
 
-    `step_ns`: step time in the verdict, if it was measured in a few steps without the profiler; the line says whether
-    this time differs much from the step time of the whole run.
-    """
+
+def whole_run_line(run: WholeRun | None) -> Iterator[Section]:
+    """Yield a summary of the whole run for the first screen."""
     if run is None or run.steps is None:
         return
     step = _at_first_and_last(run) or f"median step {in_ms(run.steps.median_ns)}"
@@ -86,9 +89,7 @@ def whole_run_line(run: WholeRun | None, step_ns: int | None = None) -> Iterator
         step = f"mean step {in_ms(run.steps.mean_ns)}; {step}"
     whole = f"Whole run: {count(run.num_steps, 'step')}, {duration(run.duration_ns)}"
     slower = [f"{count(len(run.slowdowns), 'slowdown')} (--section whole-run)"] if run.slowdowns else []
-    ratio = run.steps.median_ns / step_ns if step_ns else 1.0
-    differs = "" if 1 / _ALIKE <= ratio <= _ALIKE else f" (median: {ratio:.2f} × the step above)"
-    yield Line("; ".join((whole, step + differs, *_growth(run), *slower)))
+    yield Line("; ".join((whole, step, *_growth(run), *slower)))
     largest = max(run.slowdowns, key=lambda one: _took_ns(one, run), default=None)
     if largest is not None and _took_ns(largest, run) >= _NOTABLE * run.duration_ns:
         which = "The slowdown" if len(run.slowdowns) == 1 else "The largest slowdown"

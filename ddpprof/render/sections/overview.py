@@ -35,7 +35,7 @@ from ddpprof.topics.failure import failure_lines, failure_sentence
 from ddpprof.topics.steps.measure import StepReport
 from ddpprof.topics.steps.timeline import Timeline, typical_lanes
 from ddpprof.topics.steps.view import left_out, mean_parts, recording_cost_line, step_bars, unusual_steps_line
-from ddpprof.topics.whole_run import hang_line, whole_run_line
+from ddpprof.topics.whole_run import hang_line, unlike_median_ns, whole_run_line
 
 FINDINGS = "Findings"
 IN_VAIN = "Tried without success"
@@ -416,8 +416,11 @@ _NO_STEPS = (
 
 
 def _step_takes(report: Report, step_ns: int | None) -> str:
+    """Return the step time as a sentence without its end, with that of the whole run if the two differ much."""
     said = "A step takes" if report.failure is None else "Before the failure a step took"
-    return f"{said} {in_ms(step_ns)}"
+    whole_ns = unlike_median_ns(report.whole_run, step_ns) if step_ns and report.timed_steps_ns else None
+    unlike = "" if whole_ns is None else f" in the recorded steps, and {in_ms(whole_ns)} in the median of the whole run"
+    return f"{said} {in_ms(step_ns)}{unlike}"
 
 
 MAX_RANKS = 4
@@ -446,7 +449,7 @@ def first_screen(
             _at_most(_MOST_LINES + 1, job_lines(report, _LONGEST_COMMAND), "modules", paths),
             sections_of_topics(report, "job"),
             _verdict(report),
-            whole_run_line(report.whole_run, report.step_ns if report.timed_steps_ns else None),
+            whole_run_line(report.whole_run),
             attempt_table(report.attempts, report) if report.attempts else (),
             _at_most(_MOST_LINES, (*unusual_steps_line(report), *missing_lines(report)), "notes", paths),
             _step(report, timeline),
