@@ -96,6 +96,8 @@ class Hint(StrEnum):
     """it is not known how the rank's process ended"""
     ENDED_SILENTLY = "ended-silently"
     """other ranks have recorded a failure and this rank has not, so its process probably exited with 0"""
+    HELD_AFTER_TRAINING = "held-after-training"
+    """the rank has finished its training, and runs code that holds Python's global interpreter lock"""
 
 
 class Verdict(Struct, frozen=True):

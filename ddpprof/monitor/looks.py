@@ -95,10 +95,14 @@ class HangLook:
         self._tell(directory, seen.verdict)
 
     def _is_to_end(self) -> bool:
-        """Return True if ``--kill-after`` is due. It is never due while the job waits for an event outside the job."""
+        """Return True if ``--kill-after`` is due.
+
+        It is never due while the job waits for an event outside the job, or runs other code after its training.
+        """
         if self._kill_after_s is None or self._verdict is None:
             return False
-        if self._verdict.hint in _MAY_GO_ON or self._verdict.fault is Fault.DOES_NOT_EXIT:
+        runs_on = self._verdict.fault is Fault.DOES_NOT_EXIT and self._verdict.hint is not Hint.HELD_AFTER_TRAINING
+        if runs_on or self._verdict.hint in _MAY_GO_ON:
             return False
         return time.monotonic() - self._judged_at > self._kill_after_s
 

@@ -142,6 +142,9 @@ _DO_BY_HINT = {
         stacks of all threads, and `dmesg` may name the library.""",
     Hint.CRASHED_AT_EXIT: f"""
         {CRASH_AT_EXIT} rank-{{rank}}.crash.txt in the run may have the stacks of all threads.""",
+    Hint.HELD_AFTER_TRAINING: """
+        To find that code: py-spy dump --native --pid {pid}. If it is ~ProcessGroupGloo, PyTorch joins a thread that
+        waits for the lock: release the model before you call destroy_process_group(), or sleep for 10 ms after it.""",
     Hint.ENDED_SILENTLY: """
         Its launcher recorded that other ranks failed, but not that this rank failed: look for os._exit(0), and for code
         that ends the process without an error.""",
@@ -273,7 +276,7 @@ def _waiting(verdict: Verdict, *, is_over: bool) -> Iterator[str]:
 def _advice(verdict: Verdict) -> str | None:
     if verdict.hint is None or (verdict.hint is Hint.UNSEEN_END and verdict.num_oom_kills):
         return _advice_on_fault(verdict)
-    return " ".join(_DO_BY_HINT[verdict.hint].format(rank=verdict.rank).split())
+    return " ".join(_DO_BY_HINT[verdict.hint].format(rank=verdict.rank, pid=verdict.pid).split())
 
 
 def _advice_on_fault(verdict: Verdict) -> str | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import QUICK, Run, on_ranks
+from jobs import QUICK, Run, on_ranks, script
 
 Report = Callable[[str], dict[str, Any]]
 
@@ -111,6 +111,12 @@ def test_a_recorder_that_cannot_be_imported_lets_training_go_on(tmp_path: Path, 
     done = ddpprof("trace", "--out", "run", *QUICK, "--nproc-per-node=1", "train.py")
     assert (done.returncode, done.stdout) == (0, "trained\n")
     assert "ddpprof: cannot record: import of ddpprof.record.session halted" in done.stderr
+
+
+def test_a_script_may_end_right_after_its_last_step(ddpprof: Run) -> None:
+    """Without the pause of `_destroy`, one job in three hung: PyTorch held the GIL, and gloo waited for it."""
+    done = ddpprof("watch", "--out", "run", "--kill-after", "4", "--nproc-per-node=2", *script("ends_at_once.py"))
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.long

@@ -734,6 +734,21 @@ def test_a_rank_that_goes_on_after_the_training_of_all(passes: int, line: int, f
     assert (verdict.fault, verdict.rank) == (fault, 0 if fault is Fault.DOES_NOT_EXIT else 1)
 
 
+@pytest.mark.parametrize(
+    ("passes", "activity", "fault", "hint"),
+    [
+        pytest.param(10, Activity.OTHER, Fault.DOES_NOT_EXIT, Hint.HELD_AFTER_TRAINING, id="after-the-training"),
+        pytest.param(9, Activity.OTHER, Fault.INTERPRETER_HELD, None, id="after-fewer-passes"),
+        pytest.param(10, Activity.FORWARD, Fault.INTERPRETER_HELD, None, id="in-a-forward"),
+    ],
+)
+def test_a_rank_that_holds_the_interpreter(passes: int, activity: Activity, fault: Fault, hint: Hint | None) -> None:
+    """Its pulse gives no sign. PyTorch did so where it destroyed a process group, after all ranks had trained."""
+    held = rank(0, num_passes=passes, activity=activity, tick_ns=NOW_NS - 5 * S)
+    verdict = judge([held, rank(1, num_passes=10, ended=Ended.FINISHED)])
+    assert (verdict.fault, verdict.rank, verdict.hint) == (fault, 0, hint)
+
+
 @pytest.mark.parametrize(("by_library", "fault"), [(True, Fault.MISMATCH), (False, Fault.DIED)])
 def test_an_abort_by_a_thread_of_the_backend_is_one_of_collectives_that_met(by_library: bool, fault: Fault) -> None:
     """In the script's own code in C, it is the rank's."""

@@ -194,6 +194,15 @@ def test_a_process_that_does_not_exit_is_no_step_that_hangs(verdict: Verdict, is
     assert verdict_lines(verdict, is_over=is_over)[0] == sentence
 
 
+def test_what_a_rank_that_holds_the_interpreter_after_its_training_may_run() -> None:
+    detail = "it runs code that holds Python's global interpreter lock"
+    held = replace(AT_EXIT, detail=detail, hint=Hint.HELD_AFTER_TRAINING, pid=17)
+    first, *_, advice = verdict_lines(held)
+    assert first == f"Training is over (30 steps), but the process of rank 0 has not exited for 12 s: {detail}."
+    assert "py-spy dump --native --pid 17" in advice
+    assert "release the model before you call destroy_process_group()" in advice
+
+
 def test_a_hang_of_the_past_is_told_in_the_past() -> None:
     first, _, waiting, missing, _ = verdict_lines(HANGING, is_over=True)
     assert first.startswith("The job hung at step 1,200. Diagnosis at that time: rank 1 calls a collective")
