@@ -384,6 +384,10 @@ class CodeSamples(Struct, frozen=True):
     """for each line, the line of the user's code that calls the outermost ``nn.Module`` around it; empty if there is
     none. The tuple is empty in records of older versions of ddpprof
     """
+    runs_backward: tuple[bool, ...] = ()
+    """for each line, whether it was executing a backward pass, outside the user's code; empty in records of older
+    versions of ddpprof
+    """
 
 
 class CollectiveOfSomeRanks(Struct, frozen=True):

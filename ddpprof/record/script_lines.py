@@ -116,7 +116,7 @@ class HostReads:
 
     def _add(self, written: str, took_ns: int) -> None:
         found_line = _of_user(sys._getframe(2))
-        if found_line is None:
+        if found_line is None or found_line.runs_backward:
             return
         frame = found_line.frame
         of_torch = _OF_TORCH.search(found_line.called)
@@ -143,20 +143,18 @@ class _UserLine:
     called: str
     """file of the library that the line calls; empty if it calls no library, or only ddpprof's wrappers"""
     caller: FrameType | None
+    runs_backward: bool
+    """whether the line calls ``backward`` or ``torch.autograd.grad``, and autograd runs no code of the user"""
 
 
 def _of_user(frame: FrameType | None) -> _UserLine | None:
-    """Return the innermost frame of the user's code, starting at `frame`.
-
-    Return ``None`` if there is none, or if it runs a backward pass.
-    """
-    called = ""
+    """Return the innermost frame of the user's code, starting at `frame`, or ``None`` if there is none."""
+    called, runs_backward = "", False
     while frame is not None:
         one = Frame(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
-        if one.function == _RUNS_BACKWARD:
-            return None
+        runs_backward |= one.function == _RUNS_BACKWARD
         if one.is_of_user:
-            return _UserLine(one, called, frame.f_back)
+            return _UserLine(one, called, frame.f_back, runs_backward)
         if _OF_OWN not in one.file:
             called = one.file
         frame = frame.f_back
@@ -232,7 +230,7 @@ class _Window:
     def __init__(self, thread: int) -> None:
         self._thread = thread
         self._began_ns = time_ns()
-        self._places: dict[tuple[str, bool, bool, str], int] = {}
+        self._places: dict[tuple[str, bool, bool, str, bool], int] = {}
         self._samples: list[tuple[int, int]] = []
         """for each sample: end in µs since `_began_ns`, and index of the place (-1 if the place is unknown)"""
 
@@ -256,8 +254,9 @@ class _Window:
             places=tuple(place for _, place in taken),
             lines=tuple(line for line, *_ in lines),
             is_in_framework=tuple(is_in_framework for _, is_in_framework, *_ in lines),
-            is_in_backward=tuple(is_in_backward for *_, is_in_backward, _ in lines),
-            callers=tuple(caller for *_, caller in lines),
+            is_in_backward=tuple(is_in_backward for _, _, is_in_backward, *_ in lines),
+            callers=tuple(caller for *_, caller, _ in lines),
+            runs_backward=tuple(runs_backward for *_, runs_backward in lines),
         )
 
     def _index_of(self, frame: FrameType) -> int:
@@ -265,5 +264,6 @@ class _Window:
         if line is None:
             return -1
         is_in_framework = _OF_FRAMEWORKS.search(line.called) is not None
-        key = (str(line.frame), is_in_framework, _is_in_backward(line.caller), _caller_of_modules(line.caller))
+        is_in_backward, caller = _is_in_backward(line.caller), _caller_of_modules(line.caller)
+        key = (str(line.frame), is_in_framework, is_in_backward, caller, line.runs_backward)
         return self._places.setdefault(key, len(self._places))

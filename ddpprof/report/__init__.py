@@ -32,6 +32,7 @@ from ddpprof.topics.overlap_slowdown import OverlapSlowdownReport
 from ddpprof.topics.own_reduction import OwnReduction
 from ddpprof.topics.ranks.across import AcrossRanks
 from ddpprof.topics.rpc import RankRpc
+from ddpprof.topics.script_code import ScriptLine
 from ddpprof.topics.script_collectives import OutsideCalls
 from ddpprof.topics.steps.measure import TIMED_MODES, LightStepReport, RankReport, StepReport, profiler_cost
 
@@ -234,6 +235,10 @@ class Report(ShownInNotebooks):
     times: Mapping[str, str] = field(default_factory=dict)
     """on an accelerator, name of each field → its clock: ``"host"`` for launch times, ``"device"`` for
     execution times
+    """
+    script_lines: Annotated[tuple[ScriptLine, ...], HOST] = ()
+    """lines of the script that take most of a step, on the rank on which they take the most time; empty on an
+    accelerator
     """
     link_limit: LinkLimit | None = None
     """the link between the ranks, its speed and the bandwidth reached; ``None`` if nothing is known about the link"""

@@ -58,7 +58,7 @@ from ddpprof.topics.ranks.across import ACROSS
 from ddpprof.topics.ranks.rules import LATENESS
 from ddpprof.topics.replicas import CHECKPOINTS, REPLICAS
 from ddpprof.topics.rpc import RPC
-from ddpprof.topics.script_code import SCRIPT_CODE
+from ddpprof.topics.script_code import SCRIPT_CODE, SCRIPT_LINES
 from ddpprof.topics.script_collectives import SCRIPT_COLLECTIVES
 from ddpprof.topics.steps.view import STEPS
 from ddpprof.topics.unused_parameters import UNTRAINED, UNUSED_PARAMETERS
@@ -92,6 +92,7 @@ TOPICS: tuple[Topic[Any, Any], ...] = (
     OPTIMIZERS,
     COPIES,
     SCRIPT_CODE,
+    SCRIPT_LINES,
     DEBUGGING,
     HOST_THREADS,
     UNUSED_PARAMETERS,

@@ -105,7 +105,7 @@ def reduces_every_pass(found: Sequence[Accumulation], view: View) -> Iterator[Fi
             f"each pass sends {sent}{_num_buckets(len(module.buckets))}, but the optimizer uses only the result of "
             f"the last pass; seen in {one.num_steps} recorded steps{exposed}",
             f"{once} Code that reads gradients between the passes, such as gradient clipping, then uses each rank's "
-            f"local gradients.",
+            f"local gradients. A forward pass outside no_sync() makes the following backward pass reduce gradients.",
             gain_ns,
             predicted=predicted,
             cause_ns=view.exposed_ns,

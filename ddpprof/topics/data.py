@@ -382,21 +382,27 @@ def same_random_numbers(same: SameRandomNumbers, view: View) -> Iterator[Finding
     ranks = "both ranks" if len(same.ranks) == 2 else f"all {len(same.ranks)} ranks"
     generators = [_GENERATORS.get(one, "torch's accelerator generator") for one in same.generators]
     were, used = ("were", "were used") if len(generators) > 1 else ("was", "was used")
+    may_be_meant = view.framework in _SEED_ALL_RANKS_ALIKE
+    by_default = ". Frameworks give all ranks the same seed by default" if may_be_meant else ""
     yield Finding(
         "same-random-numbers",
         f"{ranks.capitalize()} draw the same random numbers",
         f"{' and '.join(generators)} {were} in the same state on {ranks} at the start of each of {same.num_steps} "
-        f"recorded steps, and {used} in every step",
+        f"recorded steps, and {used} in every step{by_default}",
         f"{seed_ranks(view.framework, same.generators)} Until this is fixed, everything random in the training, such "
         "as dropout masks, noise or augmentation, is identical on every rank. For random numbers that must be the "
         "same on all ranks, for example to determine the order of samples, use a separate torch.Generator with the "
         "same seed on all ranks.",
         None,
-        is_correctness=True,
+        is_correctness=not may_be_meant,
+        may_be_meant=may_be_meant,
         numbers=only_known(num_ranks=len(same.ranks), num_steps=same.num_steps),
     )
 
 
+_SEED_ALL_RANKS_ALIKE = ("transformers", "accelerate", "lightning", "fabric")
+"""frameworks whose functions for seeds give all ranks the same seed unless told otherwise; most users do not change it
+"""
 _GENERATORS = {"cpu": "torch's CPU generator", "numpy": "NumPy's generator", "random": "Python's random module"}
 
 

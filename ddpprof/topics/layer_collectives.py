@@ -134,7 +134,7 @@ def layer_collectives(calls: LayerCalls, view: View) -> Iterator[Finding]:
         "layer-collectives",
         f"{who} {number} collective{'' if number == 1 else 's'} per step, and computation waits for the results",
         f"{where}; {in_ms(calls.exposed_ns)} per step is exposed",
-        _WITHOUT_SYNC if is_sync_batch_norm else _FEWER if number > 2 else _EARLIER,
+        _WITHOUT_SYNC if is_sync_batch_norm else _FEWER if calls.num_forward > 1 else _EARLIER,
         calls.exposed_ns,
         may_be_meant=True,
         change=sync_batch_norm_change() if is_sync_batch_norm else None,
@@ -148,8 +148,9 @@ _WITHOUT_SYNC = (
     "compare the accuracy."
 )
 _EARLIER = (
-    "Start the collective with async_op=True as soon as its input is computed, and wait where the result is needed. "
-    "Ranks that arrive earlier also wait there for the last rank."
+    "Send less, for example features after their projection to fewer dimensions. Or start the collective with "
+    "async_op=True as soon as its input is computed, and wait where the result is needed. Ranks that arrive earlier "
+    "also wait there for the last rank."
 )
 _FEWER = (
     "Send the layer's data in one tensor instead of several, or start the collective with async_op=True and wait "

@@ -1,4 +1,4 @@
-r"""Find the lines of the script that take time in a step because of their own Python code.
+r"""Find the lines of the script that take time in a step, above all because of their own Python code.
 
     idle of a line = |samples of the line ∩ idle gaps of at least 0.5 ms|, median over steps
     data of a line = |samples of the line ∩ waiting for data|, median over steps
@@ -20,7 +20,7 @@ count as the script's own code, except in ``torch.distributed``, which pickles o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 
 from ddpprof.engine.finding import Finding, only_known
 from ddpprof.engine.numbers import Number
-from ddpprof.engine.topic import Topic, View
+from ddpprof.engine.topic import ReportView, Topic, View
 from ddpprof.intervals import Spans, intersect, merge, subtract, union, union_of
-from ddpprof.layout import in_ms
+from ddpprof.layout import Section, clean, in_ms, ms, percent, table_of
 from ddpprof.model import UNKNOWN, CodeSamples, Mark, Rank, Trace
 from ddpprof.model.backends import is_accelerator
 from ddpprof.topics.buckets.steps import calls_in_backward
@@ -132,7 +132,7 @@ def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
     data = [sampled.times(split.data, sampled.is_own) for split in found.values()]
     whole = [sampled.times(_without_collectives(rank, trace, step), sampled.is_in_backward) for step in steps]
     outside, own_outside, loss, in_comm = [], [], [], []
-    comm, is_library = _communication(trace), ~sampled.is_own & ~sampled.is_in_backward
+    comm, is_library = _communication(trace), sampled.is_library
     waits = merge(merge(marked_spans(trace, Mark.OPTIMIZER), marked_spans(trace, Mark.DATA)), comm)
     for step, split in found.items():
         passes = _passes(trace, step)
@@ -144,7 +144,7 @@ def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
             own = sampled.times(subtract(spans, gaps), sampled.is_own, of_callers=True)
             outside.append(own + sampled.times(spans, is_library, of_callers=True))
             loss.append(sampled.times(subtract(between, gaps), sampled.is_own, of_callers=True))
-            in_comm.append(sampled.times(comm_here, ~sampled.is_in_backward, of_callers=True))
+            in_comm.append(sampled.times(comm_here, sampled.is_own | is_library, of_callers=True))
             for column in (own, outside[-1], loss[-1]):
                 column[in_comm[-1] > column] = 0  # the line calls collectives, which have rules of their own
         else:
@@ -167,7 +167,7 @@ def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
 
 def _fits(samples: CodeSamples) -> bool:
     """Return False if the columns of the samples do not have the same length, as in a damaged file."""
-    optional = (samples.is_in_backward, samples.callers)
+    optional = (samples.is_in_backward, samples.callers, samples.runs_backward)
     is_table = len(samples.lines) == len(samples.is_in_framework)
     is_table &= all(len(column) in (0, len(samples.lines)) for column in optional)
     return is_table and len(samples.places) == len(samples.ends_us)
@@ -182,8 +182,12 @@ class _Sampled:
         callers = [caller or line for line, caller in zip(samples.lines, samples.callers or samples.lines, strict=True)]
         self.callers = tuple(dict.fromkeys(callers))
         self.is_in_backward = np.array(samples.is_in_backward or np.zeros(num_places), bool)
-        self.is_own = ~np.array(samples.is_in_framework, bool) & ~self.is_in_backward
-        """masks of places, shape (places,): whether autograd runs the place, and whether it is the script's own code"""
+        is_of_step = ~self.is_in_backward & ~np.array(samples.runs_backward or np.zeros(num_places), bool)
+        self.is_own = ~np.array(samples.is_in_framework, bool) & is_of_step
+        self.is_library = is_of_step & ~self.is_own
+        """masks of places, shape (places,): whether autograd runs the place, whether it is the script's own code, and
+        whether it is code of a library that the script calls, other than a backward pass
+        """
         self._line_of = np.array([self.lines.index(line) for line in samples.lines], np.int64)
         self._caller_of = np.array([self.callers.index(caller) for caller in callers], np.int64)
         began_ns = samples.began_ns - epoch_ns
@@ -400,6 +404,66 @@ def slowest_line_of_data(view: View) -> CodeLine | None:
     return max(
         (line for one in view[SCRIPT_CODE] or () for line in one.lines), key=lambda one: one.data_ns, default=None
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptLine:
+    """A line of the script, and how long it runs in a step on CPU, with the code of libraries that it calls."""
+
+    line: Annotated[str, Number("line of the script, as `file:line in function`")]
+    step_ns: Annotated[int, Number("time of the step in which the line, or a library that it calls, runs")]
+    share: Annotated[float, Number("share of the step")]
+
+    @property
+    def short(self) -> str:
+        return self.line.rpartition("/")[2]
+
+
+_MOST_SCRIPT_LINES = 10
+_LEAST_SHARE = 0.05
+_DRIVES = 0.9
+"""a line that runs for more than this share of the step calls the whole step, such as ``trainer.fit()``"""
+
+
+def measure_lines(rank: Rank, steps: Sequence[int]) -> tuple[ScriptLine, ...] | None:
+    """Return the lines that take most of these steps; ``None`` without samples, or on an accelerator.
+
+    On an accelerator, samples show only what the host launches. Collectives that layers await do not count.
+    """
+    trace, samples = rank.trace, rank.record.code_samples if rank.record is not None else None
+    if trace is None or trace.epoch_ns is None or samples is None or not _fits(samples) or trace.device != "cpu":
+        return None
+    sampled, every = _Sampled(samples, trace.epoch_ns), np.ones(len(samples.lines), bool)
+    if not steps or not samples.places:
+        return None
+    times = [sampled.times(_without_collectives(rank, trace, step), every) for step in steps]
+    typical_ns = np.median(times, axis=0).astype(np.int64).tolist()
+    step_ns = int(np.median([trace.steps[step].end_ns - trace.steps[step].start_ns for step in steps]))
+    lines = [ScriptLine(line, ns, ns / step_ns) for line, ns in zip(sampled.lines, typical_ns, strict=True) if ns]
+    known = sorted((one for one in lines if _LEAST_SHARE <= one.share <= _DRIVES), key=lambda one: -one.step_ns)
+    return tuple(known[:_MOST_SCRIPT_LINES])
+
+
+def script_lines_table(lines: Sequence[ScriptLine], _report: ReportView) -> Iterable[Section]:
+    yield table_of(
+        "Lines of the script that take most of a profiled step, with the code of libraries that they call",
+        lines,
+        {
+            "line": lambda one: clean(one.short, most=80),
+            "ms": lambda one: ms(one.step_ns),
+            "of the step": lambda one: percent(one.share),
+        },
+    )
+
+
+SCRIPT_LINES: Topic[tuple[ScriptLine, ...], tuple[ScriptLine, ...]] = Topic(
+    "script_lines",
+    of_rank=lambda rank, steps, _modules: measure_lines(rank, steps),
+    rank_type=tuple[ScriptLine, ...],
+    of_ranks=lambda ranks: max(ranks, key=lambda lines: sum(one.step_ns for one in lines)),
+    sections={"step": script_lines_table},
+)
+"""lines on the rank whose lines take the most time, because the other ranks wait for it"""
 
 
 SCRIPT_CODE: Topic[RankCode, tuple[RankCode, ...]] = Topic(

@@ -110,7 +110,7 @@ def sentence_after(report: Report, finding: Finding) -> str:
         no_time = (
             "" if has_gains or not finding.is_correctness else " No finding about the step time exceeds the noise."
         )
-        return f" {_undecided(report)}".rstrip() or no_time
+        return f" {_undecided(report)}".rstrip() or f"{no_time}{_own_computation(report) if no_time else ''}"
     if finding.measured is not None and finding.is_decided:
         return f" ddpprof try measured {measured_gain(finding.measured)}."
     if finding.predicted is not None:
@@ -152,12 +152,15 @@ def _own_computation(report: Report) -> str:
     if not parts or computing_ns <= sum(parts.values()) / 2:
         return ""
     share = percent(computing_ns / sum(parts.values()))
+    longest = [f"{clean(one.short)} ({in_ms(one.step_ns)})" for one in report.script_lines[:_MOST_SCRIPT_LINES]]
+    lines = f" The lines that take most of a profiled step are {', '.join(longest)}." if longest else ""
     return (
-        f" {share} of the step is computation of the model and the optimizer. ddpprof does not judge its efficiency: "
-        "look at its operators with ddpprof timeline."
+        f" {share} of the step is computation of the model and the optimizer, whose efficiency ddpprof does not judge."
+        f"{lines} ddpprof timeline shows its operators."
     )
 
 
+_MOST_SCRIPT_LINES = 3
 _COMPUTATION = ("forward_ns", "backward_ns", "optimizer_ns")
 
 

@@ -354,6 +354,10 @@ def _against_the_whole_run(report: ReportView) -> tuple[float, int]:
     return (profiled_ns or 0) / steps.median_ns, steps.median_ns
 
 
+_TELLS_COST = 0.3
+"""the overhead is called unknown if step times vary by more than this fraction"""
+
+
 def recording_cost_line(report: ReportView) -> Iterable[Section]:
     """Yield a line that says how much longer steps take while ddpprof records them."""
     cost = _of_slowest_rank(report)
@@ -373,7 +377,7 @@ def recording_cost_line(report: ReportView) -> Iterable[Section]:
         within = max([cost.spread or 0.0, *(abs(ratio - 1) for ratio in by_chance)])
         whose = "light recording" if measured and profiled not in by_chance else ""
         whose = "profiling" if measured and light not in by_chance else whose
-        if within > 1:
+        if within > _TELLS_COST:
             measured.append(
                 f"{f'the overhead of {whose} is ' if whose else ''}unknown, because the duration of steps varies too "
                 "much"

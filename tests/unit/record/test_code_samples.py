@@ -69,6 +69,23 @@ def test_functions_of_pytorch_are_told_apart_from_code_of_the_script() -> None:
     assert taken_s(samples, "multiplies", is_in_framework=True) > taken_s(samples, "multiplies")
 
 
+def differentiates(seconds: float) -> None:
+    weight, end = torch.ones(200, 200, requires_grad=True), time.monotonic() + seconds
+    while time.monotonic() < end:
+        loss = (weight @ weight @ weight).sum()
+        torch.autograd.grad(loss, weight)
+
+
+def test_lines_that_run_a_backward_pass_are_told_apart() -> None:
+    """They are the lines of `grad` or `backward`, not those before it in the same function."""
+    samples = sampled(differentiates)
+    places = [*zip(samples.lines, samples.runs_backward, strict=True)]
+    (runs,) = {line for line, runs_backward in places if runs_backward}
+    assert any(line != runs for line, _ in places)
+    first = differentiates.__code__.co_firstlineno
+    assert runs == f"{__file__}:{first + 4} in differentiates"
+
+
 def test_it_samples_only_while_it_is_enabled() -> None:
     sampler = CodeSampler()
     assert sampler.facts() == {}

@@ -15,11 +15,13 @@ from ddpprof.topics.script_code import (
     SCRIPT_CODE,
     CodeLine,
     RankCode,
+    ScriptLine,
     code_in_backward,
     code_outside_passes,
     lines_of_collectives,
     longest_line,
     measure_code,
+    measure_lines,
     script_code,
     slowest_line_of,
     slowest_line_of_data,
@@ -49,6 +51,27 @@ def test_lines_get_the_long_gaps_in_which_they_run() -> None:
     found = measure_code(rank(), [0])
     assert found == RankCode(0, 1, (CodeLine(LOG, 6 * MS, 0), CodeLine(LOAD, 1 * MS, 3 * MS)))
     assert found.idle_ns == 7 * MS
+
+
+def test_lines_get_the_time_of_the_step_in_which_they_run() -> None:
+    """Also in backward passes and in libraries. A line that calls the whole step, or takes little, is left out."""
+    samples = msgspec.structs.replace(SAMPLES, runs_backward=(False, False, True))
+    assert measure_lines(rank(samples), [0]) == (
+        ScriptLine(MODEL, 8 * MS, 0.4),
+        ScriptLine(LOG, 6 * MS, 0.3),
+        ScriptLine(LOAD, 4 * MS, 0.2),
+    )
+    fits = msgspec.structs.replace(SAMPLES, ends_us=(19_500, 20_000), places=(2, 0))
+    assert measure_lines(rank(fits), [0]) == ()
+    assert measure_lines(rank(samples, device="cuda"), [0]) is None
+    assert measure_lines(Rank(0, rank().trace, record()), [0]) is None
+
+
+def test_lines_that_run_a_backward_pass_are_no_code_of_the_script_or_of_a_library() -> None:
+    samples = msgspec.structs.replace(SAMPLES, is_in_framework=(False, False, True), runs_backward=(True, False, True))
+    found = measure_code(rank(samples), [0])
+    assert found is not None
+    assert [one.line for one in found.lines] == [LOAD]
 
 
 def test_a_line_that_takes_long_in_one_step_is_told_apart() -> None:

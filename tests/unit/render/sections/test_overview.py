@@ -161,8 +161,8 @@ BOUND = Finding("buckets-too-large", "Bucket 0 holds 90% of the gradients", "why
 
 
 OWN = (
-    "76% of the step is computation of the model and the optimizer. ddpprof does not judge its efficiency: look at "
-    "its operators with ddpprof timeline."
+    "76% of the step is computation of the model and the optimizer, whose efficiency ddpprof does not judge. ddpprof "
+    "timeline shows its operators."
 )
 HOOK = Change(ChangeKind.COMM_HOOK, {"fp16_compress_hook": True}, "the hook", is_lossy=True)
 
@@ -369,7 +369,7 @@ def test_wrong_training_is_no_fix_of_its_speed() -> None:
         "same-random-numbers", "Both ranks draw the same random numbers", "", "Seed.", None, is_correctness=True
     )
     assert change_sentence(report(findings=(wrong,))) == (
-        "Correctness: Both ranks draw the same random numbers. No finding about the step time exceeds the noise."
+        f"Correctness: Both ranks draw the same random numbers. No finding about the step time exceeds the noise. {OWN}"
     )
     broken = replace(wrong, comes_first=True)
     alone = change_sentence(report(findings=(SURE,)))

@@ -34,7 +34,12 @@ def with_cost(light_ratio: float, profiled_ns: int) -> Report:
     ("light_ratio", "profiled_ns", "says"),
     [
         pytest.param(1.02, 67_000_000, "no measurable cost (± 10%)", id="chance"),
-        pytest.param(0.8, 33_375_000, "no measurable cost (± 50%)", id="recording-makes-no-step-faster"),
+        pytest.param(
+            0.8,
+            33_375_000,
+            "unknown, because the duration of steps varies too much",
+            id="recording-makes-no-step-faster",
+        ),
         pytest.param(
             1.02,
             133_500_000,
