@@ -15,7 +15,7 @@ from enum import StrEnum
 from statistics import fmean, median
 from typing import Annotated, Any
 
-from ddpprof.engine.finding import ACCUMULATED, Predicted, within
+from ddpprof.engine.finding import ACCUMULATED, ChangeKind, Predicted, within
 from ddpprof.engine.numbers import DEVICE
 from ddpprof.engine.topic import ReportView, Topic, View, may_be_chance
 from ddpprof.layout import Line, Section, count, in_ms, megabytes, percent, range_in_ms
@@ -195,8 +195,9 @@ def bound_remarks(report: ReportView) -> Iterable[str]:
     waiting = f"; {in_ms(bound.waiting_ns)} of it is spent waiting for late ranks" if bound.waiting_ns else ""
     removable = ", which no DDP setting can remove" if bound.by is BoundBy.WAITING and waiting else ""
     yield f"Communication takes {in_ms(bound.comm_ns)} per step{waiting}{removable}."
+    found = {one.change.kind for one in report.findings if one.change is not None and not one.is_noise}
     for one in bound.would_help:
-        if not one.is_noise and one.predicted.gain_ns > 0:
+        if not one.is_noise and one.predicted.gain_ns > 0 and _CHANGES.get(one.what) not in found:
             what, batch = _WHAT[one.what], _NEW_BATCH.get(one.what)
             yield f"{what[0].upper()}{what[1:]} would save {_saved(one)}{'' if batch is None else f', {batch}'}."
 
@@ -245,6 +246,8 @@ _WHAT = {
 }
 
 
+_CHANGES = {WhatHelps.NO_SYNC: ChangeKind.NO_SYNC, WhatHelps.COMPRESSION: ChangeKind.COMM_HOOK}
+"""change → kind of the change in a finding that recommends the same"""
 _NEW_BATCH = {
     WhatHelps.DOUBLE_BATCH: "with twice the batch size",
     WhatHelps.ACCUMULATION: f"with {ACCUMULATED} times the batch size, and one optimizer step instead of {ACCUMULATED}",

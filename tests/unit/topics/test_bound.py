@@ -10,12 +10,12 @@ import reports
 from observations import MS, observed
 from reports import report
 
-from ddpprof.engine.finding import Finding, Predicted, Predictions
+from ddpprof.engine.finding import Change, ChangeKind, Finding, Predicted, Predictions
 from ddpprof.engine.topic import View, is_noise
 from ddpprof.layout import Line
 from ddpprof.report import Bound, BoundBy, Report
 from ddpprof.topics.accumulation import Accumulation
-from ddpprof.topics.bound import bound_lines, find_bound
+from ddpprof.topics.bound import bound_lines, bound_remarks, find_bound
 
 OBSERVED = View(world_size=2, step_ns=60 * MS)
 
@@ -178,3 +178,16 @@ def test_the_collectives_of_a_step_are_those_of_the_usual_one() -> None:
 def test_waiting_is_what_the_table_of_waiting_ranks_says(waiting_ns: int | None, by: BoundBy) -> None:
     bound = found(of_steps(4, waiting_ns=waiting_ns))
     assert (bound.by, bound.waiting_ns) == (by, waiting_ns)
+
+
+def test_what_a_finding_recommends_is_not_told_twice() -> None:
+    """It was 71.7 ms in the finding, and 72.4 ms here."""
+    predictions = Predictions(no_sync=SAVES, double_link=SAVES)
+    made = exposing(0.5, findings=())
+    bound = find_bound(made, observed(accumulation=ACCUMULATES, predictions=predictions))
+    change = Change(ChangeKind.NO_SYNC, {"num_passes": 4}, "no_sync")
+    finding = Finding("reduces-every-pass", "title", "why", "what", SAVES.high_ns, predicted=SAVES, change=change)
+    alone, beside = ([*bound_remarks(replace(made, bound=bound, findings=one))] for one in ((), (finding,)))
+    assert [line for line in alone if line not in beside] == [
+        "Reducing gradients only in the last backward pass of a step would save 10.0 ms per step (4.00–20.0)."
+    ]
