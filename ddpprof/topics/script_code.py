@@ -133,9 +133,12 @@ def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
     whole = [sampled.times(_without_collectives(rank, trace, step), sampled.is_in_backward) for step in steps]
     outside, own_outside, loss, in_comm = [], [], [], []
     comm, is_library = _communication(trace), sampled.is_library
-    waits = merge(merge(marked_spans(trace, Mark.OPTIMIZER), marked_spans(trace, Mark.DATA)), comm)
+    waits = merge(merge(_optimizers(rank, trace), marked_spans(trace, Mark.DATA)), comm)
+    drives = np.zeros(len(sampled.callers), bool)
     for step, split in found.items():
         passes = _passes(trace, step)
+        in_forward = sampled.times(union(passes.begins_ns, passes.ends_ns), ~sampled.is_in_backward, of_callers=True)
+        drives |= in_forward > in_forward.sum() / 2
         spans, between = _outside(trace, step, passes), _between(trace, passes)
         comm_here = intersect(comm, merge(spans, between))
         spans, between = subtract(spans, waits), subtract(between, waits)
@@ -153,6 +156,8 @@ def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
             loss.append(sampled.launched(trace, step, between, sampled.is_own))
             in_comm.append(np.zeros_like(own))
         own_outside.append(own)
+    for column in (*outside, *own_outside):
+        column[drives] = 0  # such a line calls the training loop of a framework
     lines: dict[str, CodeLine] = {}
     of_lines = {"idle_ns": idle, "data_ns": data, "backward_ns": whole}
     of_callers = {"outside_ns": outside, "own_outside_ns": own_outside, "loss_ns": loss, "comm_ns": in_comm}
@@ -163,6 +168,15 @@ def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
             lines[line] = replace(one, **{name: values[index] for name, values in medians.items()})
     known = sorted((one for one in lines.values() if one.longest_ns or one.comm_ns), key=lambda one: -one.longest_ns)
     return RankCode(rank.rank, len(found), tuple(known), _rare(sampled, idle))
+
+
+def _optimizers(rank: Rank, trace: Trace) -> Spans:
+    """Return the spans of the optimizers, without the closures that they call if these are recorded."""
+    recorded = [one for step in rank.training_steps for one in step.optimizers]
+    if not recorded or trace.epoch_ns is None:
+        return marked_spans(trace, Mark.OPTIMIZER)
+    times = np.array(recorded, np.int64) - trace.epoch_ns
+    return union(times[:, 0], times[:, 1])
 
 
 def _fits(samples: CodeSamples) -> bool:
@@ -413,6 +427,7 @@ class ScriptLine:
     line: Annotated[str, Number("line of the script, as `file:line in function`")]
     step_ns: Annotated[int, Number("time of the step in which the line, or a library that it calls, runs")]
     share: Annotated[float, Number("share of the step")]
+    idle_ns: Annotated[int, Number("part of this time in which no operator runs")]
 
     @property
     def short(self) -> str:
@@ -436,10 +451,18 @@ def measure_lines(rank: Rank, steps: Sequence[int]) -> tuple[ScriptLine, ...] | 
     sampled, every = _Sampled(samples, trace.epoch_ns), np.ones(len(samples.lines), bool)
     if not steps or not samples.places:
         return None
-    times = [sampled.times(_without_collectives(rank, trace, step), every) for step in steps]
-    typical_ns = np.median(times, axis=0).astype(np.int64).tolist()
+    idle = {step: split.idle for step in steps if (split := split_step(trace, step)) is not None}
+    of_steps = {
+        "step_ns": [sampled.times(_without_collectives(rank, trace, step), every) for step in steps],
+        "idle_ns": [sampled.times(idle[step], every) for step in steps if step in idle]
+        or [np.zeros(len(sampled.lines))],
+    }
+    typical = {name: np.median(times, axis=0).astype(np.int64).tolist() for name, times in of_steps.items()}
     step_ns = int(np.median([trace.steps[step].end_ns - trace.steps[step].start_ns for step in steps]))
-    lines = [ScriptLine(line, ns, ns / step_ns) for line, ns in zip(sampled.lines, typical_ns, strict=True) if ns]
+    lines = [
+        ScriptLine(line, ns, ns / step_ns, idle_ns)
+        for line, ns, idle_ns in zip(sampled.lines, typical["step_ns"], typical["idle_ns"], strict=True)
+    ]
     known = sorted((one for one in lines if _LEAST_SHARE <= one.share <= _DRIVES), key=lambda one: -one.step_ns)
     return tuple(known[:_MOST_SCRIPT_LINES])
 
@@ -452,6 +475,7 @@ def script_lines_table(lines: Sequence[ScriptLine], _report: ReportView) -> Iter
             "line": lambda one: clean(one.short, most=80),
             "ms": lambda one: ms(one.step_ns),
             "of the step": lambda one: percent(one.share),
+            "ms without operator": lambda one: ms(one.idle_ns),
         },
     )
 

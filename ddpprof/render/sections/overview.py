@@ -106,10 +106,9 @@ def sentence_after(report: Report, finding: Finding) -> str:
     this run is too short, or says that no finding about the step time is beyond noise.
     """
     if finding.expected_ns is None:
-        has_gains = any(one.expected_ns is not None and not one.is_noise for one in report.findings)
-        no_time = (
-            "" if has_gains or not finding.is_correctness else " No finding about the step time exceeds the noise."
-        )
+        has_gains = any(one.expected_ns is not None and not (one.is_noise or one.is_guess) for one in report.findings)
+        is_of_time = has_gains or not (finding.is_correctness or finding.may_be_meant)
+        no_time = "" if is_of_time else " No finding about the step time exceeds the noise."
         return f" {_undecided(report)}".rstrip() or f"{no_time}{_own_computation(report) if no_time else ''}"
     if finding.measured is not None and finding.is_decided:
         return f" ddpprof try measured {measured_gain(finding.measured)}."
@@ -338,6 +337,8 @@ def verdict_of_steps(report: Report) -> StepVerdict:
         text += f"In the profiled steps, e{exposed} of {in_ms(profiled_ns)} ({percent(share)})."
     idle = _IDLE_OF_DEVICE if is_accelerator(report.job.device) else _IDLE_OF_HOST
     text += _larger_cost(steps, exposed_ns, profiled_ns, idle, profiler_ns=report.profiler_ns)
+    if f"is {_IDLE_OF_HOST}" in text:
+        text += _idle_line(report, steps)
     text += _left_out(report, len({step.step for step in steps}))
     return StepVerdict(text, tuple(numbers))
 
@@ -364,6 +365,15 @@ def _larger_cost(
     if largest_ns <= max(exposed_ns, _WORTH_NAMING * profiled_ns):
         return ""
     return f" The largest cost is {name}: {in_ms(largest_ns)}, {percent(largest_ns / profiled_ns)}."
+
+
+def _idle_line(report: Report, steps: Sequence[StepReport]) -> str:
+    """Return a sentence that names the line of the script at which most of the time between operations passes."""
+    idle_ns = mean_of((step.parts for step in steps if step.parts is not None), lambda one: one.idle_ns) or 0
+    longest = max(report.script_lines, key=lambda one: one.idle_ns, default=None)
+    if longest is None or longest.idle_ns <= idle_ns / 2:
+        return ""
+    return f" Most of this time passes at {clean(longest.short)}."
 
 
 _OUTSIDE = "computation outside DDP's passes and the optimizer, for example of another model"

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tables import collective, record, trace
+from tables import collective, record, recorded, trace
 
 from ddpprof.engine.topic import View
 from ddpprof.model import CodeSamples, Mark, Phase, Rank
@@ -57,9 +57,9 @@ def test_lines_get_the_time_of_the_step_in_which_they_run() -> None:
     """Also in backward passes and in libraries. A line that calls the whole step, or takes little, is left out."""
     samples = msgspec.structs.replace(SAMPLES, runs_backward=(False, False, True))
     assert measure_lines(rank(samples), [0]) == (
-        ScriptLine(MODEL, 8 * MS, 0.4),
-        ScriptLine(LOG, 6 * MS, 0.3),
-        ScriptLine(LOAD, 4 * MS, 0.2),
+        ScriptLine(MODEL, 8 * MS, 0.4, 400_000),
+        ScriptLine(LOG, 6 * MS, 0.3, 6 * MS),
+        ScriptLine(LOAD, 4 * MS, 0.2, 1 * MS),
     )
     fits = msgspec.structs.replace(SAMPLES, ends_us=(19_500, 20_000), places=(2, 0))
     assert measure_lines(rank(fits), [0]) == ()
@@ -185,11 +185,29 @@ def test_collectives_of_other_steps_do_not_count() -> None:
     host = [(Mark.FORWARD, start + 2 * MS, start + 6 * MS, step) for step, start in enumerate(starts)]
     comm = [collective(start + 14 * MS, start + 16 * MS, Phase.OTHER, step) for step, start in enumerate(starts)]
     made = trace(steps, compute=compute, host=host, comm=comm, epoch=1000)
-    samples = CodeSamples(1000, (100_000,), (0,), (AVERAGE,), (True,))
+    ends_us = [start // 1000 + end_us for start in starts for end_us in (2000, 6000, 20_000)]
+    samples = CodeSamples(1000, tuple(ends_us), (0, 1, 0) * 5, (AVERAGE, MODEL), (True, True))
     found = measure_code(Rank(0, made, record(code_samples=samples)), range(5))
     assert found is not None
     ((line),) = found.lines
-    assert (line.comm_ns, line.outside_ns) == (2 * MS, 14 * MS)
+    assert (line.line, line.comm_ns, line.outside_ns) == (AVERAGE, 2 * MS, 14 * MS)
+
+
+def test_code_of_a_closure_is_outside_the_optimizer_but_the_loop_of_a_framework_is_no_code() -> None:
+    """An optimizer calls forward and backward, code of the script and, at its end, its own operators.
+
+    One line calls the loop, which takes 1 ms beside the passes.
+    """
+    fit, norms = "/a/train.py:56 in main", "/a/train.py:38 in on_before_optimizer_step"
+    compute = [(2 * MS, 6 * MS, Phase.FORWARD, 0), (7 * MS, 12 * MS, Phase.BACKWARD, 0)]
+    compute += [(12 * MS, 16 * MS, Phase.OPTIMIZER, 0), (16 * MS, 20 * MS, Phase.OPTIMIZER, 0)]
+    host = [(Mark.OPTIMIZER, 0, 20 * MS, 0), (Mark.FORWARD, 2 * MS, 6 * MS, 0), (Mark.BACKWARD, 7 * MS, 12 * MS, 0)]
+    made = trace([(0, 20 * MS)], compute=compute, host=host, epoch=1000)
+    samples = CodeSamples(1000, (12_000, 16_000, 20_000), (0, 1, 0), (fit, norms), (True, True))
+    step = recorded(0, 1000, 1000 + 20 * MS, optimizers=((1000, 1000), (1000 + 16 * MS, 1000 + 20 * MS)))
+    found = measure_code(Rank(0, made, record(steps=[step], code_samples=samples)), [0])
+    assert found is not None
+    assert {one.line: one.outside_ns for one in found.lines if one.outside_ns} == {norms: 4 * MS}
 
 
 def test_lines_that_wait_for_collectives() -> None:

@@ -28,6 +28,7 @@ from ddpprof.render.sections.overview import Number, change_sentence, finding_li
 from ddpprof.render.terminal import render_terminal
 from ddpprof.report import LightStepReport, Report
 from ddpprof.topics.failure import Failure, RankEnd
+from ddpprof.topics.script_code import ScriptLine
 from ddpprof.topics.steps.view import spread_table
 
 SURE = Finding("late", "A rank is late", "in all steps", "Look at it.", 5_000_000)
@@ -219,7 +220,8 @@ HOOK = Change(ChangeKind.COMM_HOOK, {"fp16_compress_hook": True}, "the hook", is
         pytest.param(
             (replace(CERTAIN, title="Each rank trains its own copy", gain_ns=None, may_be_meant=True),),
             {},
-            "Check whether this is intended: Each rank trains its own copy.",
+            "Check whether this is intended: Each rank trains its own copy. No finding about the step time exceeds the "
+            f"noise. {OWN}",
             id="may-be-meant",
         ),
     ],
@@ -501,6 +503,23 @@ def test_the_verdict_names_a_larger_cost_than_communication(
     )
     assert said in verdict(replace(made, ranks=ranks)).text
     assert verdict(replace(made, ranks=ranks)).text.endswith(said) is (not said.endswith("ms"))
+    lines = (
+        ScriptLine("/a/train.py:44 in main", 40 * MS, 0.6, MS),
+        ScriptLine("/a/train.py:38 in f", 15 * MS, 0.2, 11 * MS),
+    )
+    at = " Most of this time passes at train.py:38 in f."
+    assert (at in verdict(replace(made, ranks=ranks, script_lines=lines)).text) is said.endswith("ms")
+    assert at not in verdict(replace(made, ranks=ranks, script_lines=lines[:1])).text
+
+
+def test_lines_that_take_most_of_a_step_are_named_if_nothing_else_is_found() -> None:
+    lines = tuple(ScriptLine(f"/a/train.py:{number} in main", number * MS, 0.1, 0) for number in (20, 9, 8, 7))
+    shown = (
+        "The lines that take most of a profiled step are train.py:20 in main (20.0 ms), train.py:9 in main (9.00 ms), "
+    )
+    assert shown in change_sentence(report(findings=(), script_lines=lines))
+    assert "train.py:7" not in change_sentence(report(findings=(), script_lines=lines))
+    assert "train.py" not in change_sentence(report(findings=(SURE,), script_lines=lines))
 
 
 @pytest.mark.parametrize(
