@@ -208,17 +208,15 @@ def _of_rank_behind_its_training(table: Table) -> Verdict | None:
     over = [one for one in table if one.evidence.state.ended == Ended.FINISHED]
     left = [one for one in table if one not in over]
     passes = {one.evidence.state.num_passes for one in table}
-    if not over or not left or len(passes) > 1 or any(map(_is_in_training, left)):
+    if not over or not left or len(passes) > 1:
         return None
-    if left[0].fault is Fault.INTERPRETER_HELD:
+    if all(one.fault is Fault.INTERPRETER_HELD and one.evidence.state.activity == Activity.OTHER for one in left):
         held = replace(left[0], detail="it runs code that holds Python's global interpreter lock")
         return verdict_on(Fault.DOES_NOT_EXIT, replace(held, hint=Hint.HELD_AFTER_TRAINING), ())
-    return verdict_on(Fault.DOES_NOT_EXIT, left[0], ())
+    return None if any(map(_is_in_training, left)) else verdict_on(Fault.DOES_NOT_EXIT, left[0], ())
 
 
 def _is_in_training(one: Position) -> bool:
-    if one.fault is Fault.INTERPRETER_HELD:  # its stack is unknown
-        return one.evidence.state.activity != Activity.OTHER
     is_elsewhere = one.fault in (Fault.OWN_CODE, Fault.LOCK) and one.waits_in is None
     return not is_elsewhere or is_in_a_loop(one.evidence.stack) is not False
 

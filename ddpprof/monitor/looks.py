@@ -39,7 +39,7 @@ _LAUNCHER_S = 30.0
 _RESTART_S = 600.0
 """seconds after the death of all ranks before ddpprof reports it; in this time, the launcher may restart them"""
 _MAY_GO_ON = (Hint.WAITS_OUTSIDE, Hint.WAITS_FOR_INPUT)
-"""``--kill-after`` does not end the job if the verdict has one of these hints, or if a process does not exit after
+"""``--kill-after`` does not end the job if the verdict has one of these hints, or if a process runs other code after
 training
 """
 

@@ -90,15 +90,18 @@ def install_around_training() -> None:
     wrap(profile, "_prepare_trace", _telling(lambda: EVENTS.profiler_starts))
     if dist.is_available():
         wrap(dist.Work, "wait", _waits_for_ranks)  # most collectives of a script end with this call
-        _wrap_both(dist.distributed_c10d, dist, "destroy_process_group", _destroy)
+        if hasattr(dist.distributed_c10d, "_update_default_pg"):  # a private function
+            wrap(dist.distributed_c10d, "_update_default_pg", _pausing_at_end)
     wrap(torch.autograd, "backward", _backward)  # `Tensor.backward` calls this function
     wrap(torch.cuda.CUDAGraph, "capture_begin", _telling(lambda: EVENTS.graph_capture_begins))
     wrap(torch.cuda.CUDAGraph, "capture_end", _capture_end)
     wrap(torch.cuda.CUDAGraph, "replay", _telling(lambda: EVENTS.graph_replays))
-    _wrap_both(torch.serialization, torch, "save", _save)
+    wrap(torch.serialization, "save", _save)
+    _originals.append((torch, "save", torch.save))
     rpc = sys.modules.get("torch.distributed.rpc.api")
     if hasattr(rpc, "_invoke_rpc"):
         wrap(rpc, "_invoke_rpc", _invoke_rpc)
+    torch.save = torch.serialization.save  # both names must refer to the same object, or it could not be pickled
 
 
 def installed() -> bool:
@@ -116,13 +119,6 @@ def wrap(owner: Any, name: str, make: Wrapper) -> None:
     original = getattr(owner, name)
     _originals.append((owner, name, original))
     setattr(owner, name, functools.wraps(original)(make(original)))
-
-
-def _wrap_both(owner: Any, other: Any, name: str, make: Wrapper) -> None:
-    """Wrap a function of `owner` that is also a member of `other`. Both must be the same, or it cannot be pickled."""
-    wrap(owner, name, make)
-    _originals.append((other, name, getattr(other, name)))
-    setattr(other, name, getattr(owner, name))
 
 
 def _telling(event: Callable[[], Callable[[Any], None]]) -> Wrapper:
@@ -366,24 +362,22 @@ def _capture_end(original: Callable[..., Any]) -> Callable[..., Any]:
     return capture_end
 
 
-_DRAIN_S = 0.01
+_PAUSE_S = 0.01
 
 
-def _destroy(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``destroy_process_group``, so that gloo's threads can then release Python objects of their last work.
+def _pausing_at_end(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the function that ``destroy_process_group`` calls with ``None``, so that it pauses there.
 
-    They need the interpreter lock for this. PyTorch holds that lock while it joins the threads, which may deadlock, and
-    the interpreter aborts if a thread still waits for the lock at its end.
+    gloo's threads then release the Python objects of their last work, for which they need the interpreter lock.
+    PyTorch holds this lock while it joins the threads, so a thread that still waits for the lock would be a deadlock.
     """
-    from torch.distributed import is_initialized
 
-    def destroy(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        if not is_initialized():
-            sleep(_DRAIN_S)
-        return result
+    def update(group: Any) -> Any:
+        if group is None:
+            sleep(_PAUSE_S)
+        return original(group)
 
-    return destroy
+    return update
 
 
 def _invoke_rpc(original: Callable[..., Any]) -> Callable[..., Any]:

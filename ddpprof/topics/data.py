@@ -394,7 +394,7 @@ def same_random_numbers(same: SameRandomNumbers, view: View) -> Iterator[Finding
         "same on all ranks, for example to determine the order of samples, use a separate torch.Generator with the "
         "same seed on all ranks.",
         None,
-        is_correctness=not may_be_meant,
+        is_correctness=True,
         may_be_meant=may_be_meant,
         numbers=only_known(num_ranks=len(same.ranks), num_steps=same.num_steps),
     )

@@ -58,6 +58,11 @@ _WHERE_LEFT_OUT = (
     "check whether a condition on the rank or its batch, or a `continue` or `break`, can skip the call on that rank, "
     "and whether the script catches an exception there."
 )
+_FIND_HELD = "To find that code: py-spy dump --native --pid {pid}."
+_OF_GLOO = (
+    "If it is ~ProcessGroupGloo, PyTorch joins a thread that waits for the lock: release the model before you call "
+    "destroy_process_group(), or sleep for 10 ms after it."
+)
 _DO = {
     Fault.DOES_NOT_EXIT: "Read a queue before you join the processes that fill it: call queue.get() for each "
     "result, and then join(). Stop threads, executors and loaders before the script ends.",
@@ -83,8 +88,7 @@ _DO = {
     Fault.SWAPPING: "Give the job more memory, or reduce its memory use with a smaller batch or fewer DataLoader "
     "workers.",
     Fault.TRACED: "Continue in the debugger, or detach it.",
-    Fault.INTERPRETER_HELD: "To find that code: py-spy dump --native --pid {pid}. Long-running C code should release "
-    "the lock.",
+    Fault.INTERPRETER_HELD: f"{_FIND_HELD} Long-running C code should release the lock. {_OF_GLOO}",
     Fault.LINK: "If there are several hosts, check the network between them for a link that is down, a firewall or a "
     "full send queue (ss -ti; for InfiniBand, ibstat). On accelerators, also look for ranks that queue "
     "different collectives.",
@@ -142,9 +146,7 @@ _DO_BY_HINT = {
         stacks of all threads, and `dmesg` may name the library.""",
     Hint.CRASHED_AT_EXIT: f"""
         {CRASH_AT_EXIT} rank-{{rank}}.crash.txt in the run may have the stacks of all threads.""",
-    Hint.HELD_AFTER_TRAINING: """
-        To find that code: py-spy dump --native --pid {pid}. If it is ~ProcessGroupGloo, PyTorch joins a thread that
-        waits for the lock: release the model before you call destroy_process_group(), or sleep for 10 ms after it.""",
+    Hint.HELD_AFTER_TRAINING: f"{_FIND_HELD} {_OF_GLOO}",
     Hint.ENDED_SILENTLY: """
         Its launcher recorded that other ranks failed, but not that this rank failed: look for os._exit(0), and for code
         that ends the process without an error.""",

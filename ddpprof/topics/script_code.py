@@ -35,7 +35,7 @@ from ddpprof.layout import Section, clean, in_ms, ms, percent, table_of
 from ddpprof.model import UNKNOWN, CodeSamples, Mark, Rank, Trace
 from ddpprof.model.backends import is_accelerator
 from ddpprof.topics.buckets.steps import calls_in_backward
-from ddpprof.topics.steps.breakdown import split_step
+from ddpprof.topics.steps.breakdown import split_step, step_window
 from ddpprof.topics.steps.overlap import marked_spans
 
 _SHORTEST_GAP_NS = 500_000
@@ -133,12 +133,12 @@ def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
     whole = [sampled.times(_without_collectives(rank, trace, step), sampled.is_in_backward) for step in steps]
     outside, own_outside, loss, in_comm = [], [], [], []
     comm, is_library = _communication(trace), sampled.is_library
-    waits = merge(merge(_optimizers(rank, trace), marked_spans(trace, Mark.DATA)), comm)
-    drives = np.zeros(len(sampled.callers), bool)
+    every = np.ones(len(samples.lines), bool)
+    optimizers, in_forward = _optimizers(rank, trace), np.zeros(len(sampled.callers))
+    waits = merge(merge(optimizers, marked_spans(trace, Mark.DATA)), comm)
     for step, split in found.items():
         passes = _passes(trace, step)
-        in_forward = sampled.times(union(passes.begins_ns, passes.ends_ns), ~sampled.is_in_backward, of_callers=True)
-        drives |= in_forward > in_forward.sum() / 2
+        in_forward += sampled.times(union(passes.begins_ns, passes.ends_ns), every, of_callers=True)
         spans, between = _outside(trace, step, passes), _between(trace, passes)
         comm_here = intersect(comm, merge(spans, between))
         spans, between = subtract(spans, waits), subtract(between, waits)
@@ -156,8 +156,10 @@ def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
             loss.append(sampled.launched(trace, step, between, sampled.is_own))
             in_comm.append(np.zeros_like(own))
         own_outside.append(own)
+    in_optimizers = sampled.times(optimizers, every, of_callers=True)
+    calls_loop = (in_forward > in_forward.sum() / 2) & (in_optimizers > in_optimizers.sum() / 2)
     for column in (*outside, *own_outside):
-        column[drives] = 0  # such a line calls the training loop of a framework
+        column[calls_loop] = 0  # for example ``trainer.fit()``
     lines: dict[str, CodeLine] = {}
     of_lines = {"idle_ns": idle, "data_ns": data, "backward_ns": whole}
     of_callers = {"outside_ns": outside, "own_outside_ns": own_outside, "loss_ns": loss, "comm_ns": in_comm}
@@ -422,12 +424,16 @@ def slowest_line_of_data(view: View) -> CodeLine | None:
 
 @dataclass(frozen=True, slots=True)
 class ScriptLine:
-    """A line of the script, and how long it runs in a step on CPU, with the code of libraries that it calls."""
+    """A line of the script, and how long it runs in a step on CPU, with the code of libraries that it calls.
+
+    Exposed communication does not count.
+    """
 
     line: Annotated[str, Number("line of the script, as `file:line in function`")]
     step_ns: Annotated[int, Number("time of the step in which the line, or a library that it calls, runs")]
     share: Annotated[float, Number("share of the step")]
-    idle_ns: Annotated[int, Number("part of this time in which no operator runs")]
+    idle_ns: Annotated[int, Number("time of the line in which no operator runs")]
+    idle_share: Annotated[float, Number("share of the step's time in which no operator runs")]
 
     @property
     def short(self) -> str:
@@ -436,40 +442,44 @@ class ScriptLine:
 
 _MOST_SCRIPT_LINES = 10
 _LEAST_SHARE = 0.05
-_DRIVES = 0.9
-"""a line that runs for more than this share of the step calls the whole step, such as ``trainer.fit()``"""
+_MOST_SHARE = 0.9
+"""a line that runs for more than this share of the step without exposed communication is not listed, because it may
+call the whole training
+"""
 
 
 def measure_lines(rank: Rank, steps: Sequence[int]) -> tuple[ScriptLine, ...] | None:
-    """Return the lines that take most of these steps; ``None`` without samples, or on an accelerator.
+    """Return the lines that run longest in these steps; ``None`` without samples, or on an accelerator.
 
-    On an accelerator, samples show only what the host launches. Collectives that layers await do not count.
+    On an accelerator, samples show only what the host launches. Older records lack the lines of backward passes.
     """
     trace, samples = rank.trace, rank.record.code_samples if rank.record is not None else None
     if trace is None or trace.epoch_ns is None or samples is None or not _fits(samples) or trace.device != "cpu":
         return None
-    sampled, every = _Sampled(samples, trace.epoch_ns), np.ones(len(samples.lines), bool)
-    if not steps or not samples.places:
+    splits = {step: split for step in steps if (split := split_step(trace, step)) is not None}
+    if not splits or not samples.places or not samples.runs_backward:
         return None
-    idle = {step: split.idle for step in steps if (split := split_step(trace, step)) is not None}
-    of_steps = {
-        "step_ns": [sampled.times(_without_collectives(rank, trace, step), every) for step in steps],
-        "idle_ns": [sampled.times(idle[step], every) for step in steps if step in idle]
-        or [np.zeros(len(sampled.lines))],
-    }
-    typical = {name: np.median(times, axis=0).astype(np.int64).tolist() for name, times in of_steps.items()}
-    step_ns = int(np.median([trace.steps[step].end_ns - trace.steps[step].start_ns for step in steps]))
+    sampled, every = _Sampled(samples, trace.epoch_ns), np.ones(len(samples.lines), bool)
+    windows = {step: window for step in splits if (window := step_window(trace, step)) is not None}
+    step_ns = float(np.median([window.total_ns for window in windows.values()]))
+    busy = [subtract(window, splits[step].exposed) for step, window in windows.items()]
+    most_ns = _MOST_SHARE * float(np.median([spans.total_ns for spans in busy]))
+    ran = [sampled.times(spans, every) for spans in busy]
+    idle = [sampled.times(split.idle, every) for split in splits.values()]
+    idle_ns = float(np.median([split.idle.total_ns for split in splits.values()]))
     lines = [
-        ScriptLine(line, ns, ns / step_ns, idle_ns)
-        for line, ns, idle_ns in zip(sampled.lines, typical["step_ns"], typical["idle_ns"], strict=True)
+        ScriptLine(line, int(ns), ns / step_ns, int(idle_of_line_ns), idle_of_line_ns / max(idle_ns, 1))
+        for line, ns, idle_of_line_ns in zip(
+            sampled.lines, np.median(ran, axis=0).tolist(), np.median(idle, axis=0).tolist(), strict=True
+        )
     ]
-    known = sorted((one for one in lines if _LEAST_SHARE <= one.share <= _DRIVES), key=lambda one: -one.step_ns)
-    return tuple(known[:_MOST_SCRIPT_LINES])
+    known = [one for one in lines if one.share >= _LEAST_SHARE and one.step_ns <= most_ns]
+    return tuple(sorted(known, key=lambda one: -one.step_ns)[:_MOST_SCRIPT_LINES])
 
 
 def script_lines_table(lines: Sequence[ScriptLine], _report: ReportView) -> Iterable[Section]:
     yield table_of(
-        "Lines of the script that take most of a profiled step, with the code of libraries that they call",
+        "Longest-running lines of a profiled step, with the libraries that they call, without exposed communication",
         lines,
         {
             "line": lambda one: clean(one.short, most=80),
@@ -487,7 +497,7 @@ SCRIPT_LINES: Topic[tuple[ScriptLine, ...], tuple[ScriptLine, ...]] = Topic(
     of_ranks=lambda ranks: max(ranks, key=lambda lines: sum(one.step_ns for one in lines)),
     sections={"step": script_lines_table},
 )
-"""lines on the rank whose lines take the most time, because the other ranks wait for it"""
+"""lines on the rank whose lines take the most time; the other ranks wait for this rank"""
 
 
 SCRIPT_CODE: Topic[RankCode, tuple[RankCode, ...]] = Topic(

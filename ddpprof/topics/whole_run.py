@@ -72,11 +72,11 @@ _NOTABLE = 0.01
 """a slowdown is shown on the first screen if it costs at least this share of the run"""
 
 
-def unlike_median_ns(run: WholeRun | None, step_ns: int) -> int | None:
+def unlike_median_ns(run: WholeRun | None, step_ns: int | None) -> int | None:
     """Return the median step time of the whole run if it differs much from `step_ns`, that of a few steps."""
-    if run is None or run.steps is None or 1 / _ALIKE <= run.steps.median_ns / step_ns <= _ALIKE:
+    if run is None or run.steps is None or not run.steps.median_ns or not step_ns:
         return None
-    return run.steps.median_ns
+    return None if 1 / _ALIKE <= run.steps.median_ns / step_ns <= _ALIKE else run.steps.median_ns
 
 
 def whole_run_line(run: WholeRun | None) -> Iterator[Section]:

@@ -106,10 +106,11 @@ def sentence_after(report: Report, finding: Finding) -> str:
     this run is too short, or says that no finding about the step time is beyond noise.
     """
     if finding.expected_ns is None:
-        has_gains = any(one.expected_ns is not None and not (one.is_noise or one.is_guess) for one in report.findings)
-        is_of_time = has_gains or not (finding.is_correctness or finding.may_be_meant)
-        no_time = "" if is_of_time else " No finding about the step time exceeds the noise."
-        return f" {_undecided(report)}".rstrip() or f"{no_time}{_own_computation(report) if no_time else ''}"
+        gains = [one for one in report.findings if one.expected_ns is not None and not one.is_noise]
+        if not finding.is_correctness or not all(one.is_guess for one in gains):
+            return f" {_undecided(report)}".rstrip()
+        no_time = "" if gains else " No finding about the step time exceeds the noise."
+        return f" {_undecided(report)}".rstrip() or f"{no_time}{_own_computation(report)}"
     if finding.measured is not None and finding.is_decided:
         return f" ddpprof try measured {measured_gain(finding.measured)}."
     if finding.predicted is not None:
@@ -152,7 +153,7 @@ def _own_computation(report: Report) -> str:
         return ""
     share = percent(computing_ns / sum(parts.values()))
     longest = [f"{clean(one.short)} ({in_ms(one.step_ns)})" for one in report.script_lines[:_MOST_SCRIPT_LINES]]
-    lines = f" The lines that take most of a profiled step are {', '.join(longest)}." if longest else ""
+    lines = f" The longest-running lines of a profiled step are {', '.join(longest)}." if longest else ""
     return (
         f" {share} of the step is computation of the model and the optimizer, whose efficiency ddpprof does not judge."
         f"{lines} ddpprof timeline shows its operators."
@@ -336,47 +337,52 @@ def verdict_of_steps(report: Report) -> StepVerdict:
     else:
         text += f"In the profiled steps, e{exposed} of {in_ms(profiled_ns)} ({percent(share)})."
     idle = _IDLE_OF_DEVICE if is_accelerator(report.job.device) else _IDLE_OF_HOST
-    text += _larger_cost(steps, exposed_ns, profiled_ns, idle, profiler_ns=report.profiler_ns)
-    if f"is {_IDLE_OF_HOST}" in text:
-        text += _idle_line(report, steps)
+    text += _of_whole_run(report)
+    text += _larger_cost(report, steps, exposed_ns, profiled_ns, idle)
     text += _left_out(report, len({step.step for step in steps}))
     return StepVerdict(text, tuple(numbers))
+
+
+def _of_whole_run(report: Report) -> str:
+    """Return a sentence with the step time of the whole run, if it differs much from that of the recorded steps."""
+    median_ns = unlike_median_ns(report.whole_run, report.step_ns) if report.timed_steps_ns else None
+    takes = "takes" if report.failure is None else "took"
+    return f" The median step of the whole run {takes} {in_ms(median_ns)}." if median_ns is not None else ""
 
 
 _IDLE_OF_DEVICE = "idle time of the accelerator"
 _IDLE_OF_HOST = "time between operations, for example in Python code"
 
 
-def _larger_cost(
-    steps: Sequence[StepReport], exposed_ns: float, profiled_ns: float, idle: str, *, profiler_ns: float
-) -> str:
+def _larger_cost(report: Report, steps: Sequence[StepReport], exposed_ns: float, profiled_ns: float, idle: str) -> str:
     """Return a sentence that names the largest cost, if it is not communication, the model or the optimizer.
 
-    `profiler_ns`: time that the profiler adds to a step; most of it is idle time.
+    The time that the profiler adds to a step is mostly idle time, so it is subtracted from the idle time.
     """
     parts = [step.parts for step in steps if step.parts is not None]
     costs = {
         "waiting for data": mean_of(parts, lambda one: one.data_ns) or 0,
-        idle: (mean_of(parts, lambda one: one.idle_ns) or 0) - profiler_ns,
+        idle: (mean_of(parts, lambda one: one.idle_ns) or 0) - report.profiler_ns,
         _OUTSIDE: mean_of(parts, lambda one: one.other_ns) or 0,
         "copying data": mean_of(parts, lambda one: one.copy_ns) or 0,
     }
     name, largest_ns = max(costs.items(), key=lambda one: one[1])
     if largest_ns <= max(exposed_ns, _WORTH_NAMING * profiled_ns):
         return ""
-    return f" The largest cost is {name}: {in_ms(largest_ns)}, {percent(largest_ns / profiled_ns)}."
+    line = _idle_line(report) if name == idle else ""
+    return f" The largest cost is {name}: {in_ms(largest_ns)}, {percent(largest_ns / profiled_ns)}.{line}"
 
 
-def _idle_line(report: Report, steps: Sequence[StepReport]) -> str:
+def _idle_line(report: Report) -> str:
     """Return a sentence that names the line of the script at which most of the time between operations passes."""
-    idle_ns = mean_of((step.parts for step in steps if step.parts is not None), lambda one: one.idle_ns) or 0
-    longest = max(report.script_lines, key=lambda one: one.idle_ns, default=None)
-    if longest is None or longest.idle_ns <= idle_ns / 2:
+    longest = max(report.script_lines, key=lambda one: one.idle_share, default=None)
+    if longest is None or longest.idle_share <= _MOST_OF_IDLE:
         return ""
     return f" Most of this time passes at {clean(longest.short)}."
 
 
 _OUTSIDE = "computation outside DDP's passes and the optimizer, for example of another model"
+_MOST_OF_IDLE = 0.5
 _WORTH_NAMING = 0.05
 """the largest cost is named only if it takes at least this share of the step"""
 
@@ -429,11 +435,8 @@ _NO_STEPS = (
 
 
 def _step_takes(report: Report, step_ns: int | None) -> str:
-    """Return the step time as a sentence without its end, with that of the whole run if the two differ much."""
     said = "A step takes" if report.failure is None else "Before the failure a step took"
-    whole_ns = unlike_median_ns(report.whole_run, step_ns) if step_ns and report.timed_steps_ns else None
-    unlike = "" if whole_ns is None else f" in the recorded steps, and {in_ms(whole_ns)} in the median of the whole run"
-    return f"{said} {in_ms(step_ns)}{unlike}"
+    return f"{said} {in_ms(step_ns)}"
 
 
 MAX_RANKS = 4

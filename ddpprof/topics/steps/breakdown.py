@@ -74,6 +74,10 @@ class StepSplit:
         return Breakdown(*(sum(spans.total_ns for spans in part) for part in self.parts))
 
     @property
+    def exposed(self) -> Spans:
+        return self._part("exposed_comm_ns")
+
+    @property
     def data(self) -> Spans:
         return self._part("data_ns")
 

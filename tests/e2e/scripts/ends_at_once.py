@@ -3,6 +3,7 @@
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import destroy_process_group
 from torch.distributed.nn.functional import all_gather
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -25,7 +26,7 @@ def main():
         optimizer.zero_grad()
         model(torch.randn(16, 3072)).square().mean().backward()
         optimizer.step()
-    dist.destroy_process_group()
+    destroy_process_group()
 
 
 main()

@@ -745,8 +745,11 @@ def test_a_rank_that_goes_on_after_the_training_of_all(passes: int, line: int, f
 def test_a_rank_that_holds_the_interpreter(passes: int, activity: Activity, fault: Fault, hint: Hint | None) -> None:
     """Its pulse gives no sign. PyTorch did so where it destroyed a process group, after all ranks had trained."""
     held = rank(0, num_passes=passes, activity=activity, tick_ns=NOW_NS - 5 * S)
-    verdict = judge([held, rank(1, num_passes=10, ended=Ended.FINISHED)])
+    finished = rank(1, num_passes=10, ended=Ended.FINISHED)
+    verdict = judge([held, finished])
     assert (verdict.fault, verdict.rank, verdict.hint) == (fault, 0, hint)
+    beside_a_rank_that_goes_on = judge([held, finished, rank(2, USER, num_passes=10)])
+    assert beside_a_rank_that_goes_on.hint is not Hint.HELD_AFTER_TRAINING
 
 
 @pytest.mark.parametrize(("by_library", "fault"), [(True, Fault.MISMATCH), (False, Fault.DIED)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import traceback
@@ -10,6 +11,7 @@ from types import CodeType, ModuleType
 
 import pytest
 import torch._dynamo.trace_rules as rules
+from torch.distributed import destroy_process_group
 
 from ddpprof.model.overdue import WORK_WAIT, Frame, collective_of
 from ddpprof.record import optimizer_hooks, patches
@@ -102,3 +104,14 @@ def test_files_that_were_not_written_can_be_renamed_and_removed(
     assert [one.name for one in tmp_path.iterdir()] == ["last.pt"]
     with pytest.raises(FileNotFoundError):
         os.remove(tmp_path / "never.pt")  # noqa: PTH107
+
+
+def test_the_end_of_the_process_group_pauses_however_the_script_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gloo's threads release their Python objects during the pause."""
+    paused: list[float] = []
+    monkeypatch.setattr(patches, "sleep", paused.append)
+    update = patches._pausing_at_end(lambda group: f"set to {group}")
+    assert (update("a group"), paused) == ("set to a group", [])
+    assert (update(None), paused) == ("set to None", [patches._PAUSE_S])
+    code = inspect.unwrap(destroy_process_group).__code__
+    assert "_update_default_pg" in code.co_names

@@ -13,6 +13,7 @@ from ddpprof.engine.topic import View
 from ddpprof.model import CodeSamples, Mark, Phase, Rank
 from ddpprof.topics.script_code import (
     SCRIPT_CODE,
+    SCRIPT_LINES,
     CodeLine,
     RankCode,
     ScriptLine,
@@ -56,15 +57,42 @@ def test_lines_get_the_long_gaps_in_which_they_run() -> None:
 def test_lines_get_the_time_of_the_step_in_which_they_run() -> None:
     """Also in backward passes and in libraries. A line that calls the whole step, or takes little, is left out."""
     samples = msgspec.structs.replace(SAMPLES, runs_backward=(False, False, True))
+    assert measure_lines(rank(), [0]) is None, "an older record, without the lines of backward passes"
     assert measure_lines(rank(samples), [0]) == (
-        ScriptLine(MODEL, 8 * MS, 0.4, 400_000),
-        ScriptLine(LOG, 6 * MS, 0.3, 6 * MS),
-        ScriptLine(LOAD, 4 * MS, 0.2, 1 * MS),
+        ScriptLine(MODEL, 8 * MS, 0.4, 400_000, 4 / 94),
+        ScriptLine(LOG, 6 * MS, 0.3, 6 * MS, 60 / 94),
+        ScriptLine(LOAD, 4 * MS, 0.2, 1 * MS, 10 / 94),
     )
-    fits = msgspec.structs.replace(SAMPLES, ends_us=(19_500, 20_000), places=(2, 0))
+    fits = msgspec.structs.replace(samples, ends_us=(19_500, 20_000), places=(2, 0))
     assert measure_lines(rank(fits), [0]) == ()
     assert measure_lines(rank(samples, device="cuda"), [0]) is None
     assert measure_lines(Rank(0, rank().trace, record()), [0]) is None
+
+
+def test_exposed_communication_does_not_count_for_a_line() -> None:
+    """Logging runs from 13 to 19 ms; a collective runs from 10 to 16 ms, and is hidden until 12 ms."""
+    samples = msgspec.structs.replace(SAMPLES, runs_backward=(False, False, True))
+    found = measure_lines(rank(samples, comm=[collective(10 * MS, 16 * MS, Phase.BACKWARD, 0)]), [0])
+    assert found is not None
+    assert {one.line: one.step_ns // MS for one in found} == {MODEL: 8, LOAD: 4, LOG: 3}
+    slow, fast = ((ScriptLine(LOG, ms * MS, 0.5, 0, 0.0),) for ms in (50, 8))
+    assert SCRIPT_LINES.of_ranks is not None
+    assert SCRIPT_LINES.of_ranks([fast, slow]) == slow
+
+
+def test_one_late_sample_does_not_make_a_line_the_training_loop() -> None:
+    """In one of five steps, the sample of the line that follows the forward pass covers the forward pass, too."""
+    starts = [20 * MS * step for step in range(5)]
+    compute = [(start + 10 * MS, start + 14 * MS, Phase.OTHER, step) for step, start in enumerate(starts)]
+    marks = ((Mark.FORWARD, 2, 6), (Mark.OPTIMIZER, 18, 20))
+    host = [(mark, at + a * MS, at + b * MS, step) for step, at in enumerate(starts) for mark, a, b in marks]
+    made = trace([(start, start + 20 * MS) for start in starts], compute=compute, host=host, epoch=1000)
+    ends_us = [start // 1000 + end_us for start in starts for end_us in (2000, 6000, 18_000, 20_000)]
+    places = (0, 0, 0, 1, *(0, 1, 0, 1) * 4)
+    samples = CodeSamples(1000, tuple(ends_us), places, (AVERAGE, MODEL), (True, True))
+    found = measure_code(Rank(0, made, record(code_samples=samples)), range(5))
+    assert found is not None
+    assert {one.line: one.outside_ns // MS for one in found.lines if one.outside_ns} == {AVERAGE: 14}
 
 
 def test_lines_that_run_a_backward_pass_are_no_code_of_the_script_or_of_a_library() -> None:
