@@ -273,7 +273,7 @@ class Finding:
     comes_first: bool = False
     """True if this finding must be fixed before all others, because training is broken or measurements are distorted"""
     may_be_meant: bool = False
-    """True if what the finding reports may be intended"""
+    """True if the reported behavior may be intended"""
     is_left_out_of_trials: bool = False
     """True if `ddpprof try` cannot measure the gain because the gain is about saving files, which trials do not do"""
     is_in_few_steps: bool = False

@@ -275,14 +275,14 @@ def _what_is_wrong(bench: NetBench) -> str | None:
     tables += [(one.num_bytes, one.both_ns, one.alone_ns, one.cpu_ns) for one in bench.concurrent]
     for one in bench.beside:
         if not one.taken_ns or len(one.taken_ns) != len(one.lasted_ns):
-            return f"the times of {one.num_bytes} bytes lack rounds"
+            return f"the times for {one.num_bytes} bytes lack rounds"
         if not (_are_within(one.taken_ns, least=0) and _are_within(one.lasted_ns, least=1)):
-            return f"a time of {one.num_bytes} bytes is invalid"
+            return f"a time for {one.num_bytes} bytes is invalid"
     for num_bytes, times_ns, others_ns, cpu_ns in tables:
         if not times_ns or len(others_ns) != len(times_ns) or len(cpu_ns) != bench.world_size:
-            return f"the times of {num_bytes} bytes lack iterations or ranks"
+            return f"the times for {num_bytes} bytes lack iterations or ranks"
         if not (_are_within([*times_ns, *others_ns], least=1) and _are_within(cpu_ns, least=0)):
-            return f"a time of {num_bytes} bytes is invalid"
+            return f"a time for {num_bytes} bytes is invalid"
     return None
 
 

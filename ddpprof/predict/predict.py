@@ -312,7 +312,7 @@ def _hook_ns_per_byte(one: PassProfile, setting: Setting) -> float:
 
 
 def _with_halves(link: Link, setting: Setting, training: Training) -> Link:
-    """Return the link as it is for 16-bit gradients, which some backends add more slowly than 32-bit gradients."""
+    """Return the link with the cost of 16-bit gradients, which some backends add more slowly than 32-bit gradients."""
     if setting.compression is None or not sends_half(setting.compression.hook):
         return link
     world_size = setting.world_size or training.world_size

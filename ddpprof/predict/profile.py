@@ -42,7 +42,7 @@ _UNKNOWN_ERROR = 0.0625
 class PassProfile:
     """The synchronized backward passes of a step through the same DDP modules. The passes are assumed to be alike.
 
-    Times are those of one pass, from the start of the pass's share of the step.
+    Times are in ns since the beginning of the pass's share of the step.
     """
 
     training: Training

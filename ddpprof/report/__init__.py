@@ -237,7 +237,7 @@ class Report(ShownInNotebooks):
     execution times
     """
     script_lines: Annotated[tuple[ScriptLine, ...], HOST] = ()
-    """lines of the script that take most of a step, on the rank on which they take the most time; empty on an
+    """longest-running lines of the script in a step, on the rank on which they take the most time; empty on an
     accelerator
     """
     link_limit: LinkLimit | None = None

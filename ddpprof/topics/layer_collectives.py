@@ -148,9 +148,9 @@ _WITHOUT_SYNC = (
     "compare the accuracy."
 )
 _EARLIER = (
-    "Send less, for example features after their projection to fewer dimensions. Or start the collective with "
-    "async_op=True as soon as its input is computed, and wait where the result is needed. Ranks that arrive earlier "
-    "also wait there for the last rank."
+    "Send less data: for example, project features to fewer dimensions before they are gathered. Or start the "
+    "collective with async_op=True as soon as its input is computed, and wait where the result is needed. Ranks that "
+    "arrive earlier also wait there for the last rank."
 )
 _FEWER = (
     "Send the layer's data in one tensor instead of several, or start the collective with async_op=True and wait "

@@ -79,8 +79,12 @@ class CodeLine:
 
     @property
     def short(self) -> str:
-        """The file name, line number and function in `line`, without the file's folder."""
-        return self.line.rpartition("/")[2]
+        return _short(self.line)
+
+
+def _short(line: str) -> str:
+    """Return the file name, line number and function of a line, without the file's folder."""
+    return line.rpartition("/")[2]
 
 
 _NO_TIMES = CodeLine("", 0, 0).times_ns
@@ -121,11 +125,11 @@ class RankCode:
 
 def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
     """Measure the steps with these indices; return ``None`` if no samples were recorded in them."""
-    trace, samples = rank.trace, rank.record.code_samples if rank.record is not None else None
-    if trace is None or trace.epoch_ns is None or samples is None or not _fits(samples):
+    trace, samples = rank.trace, _usable_samples(rank)
+    if trace is None or trace.epoch_ns is None or samples is None:
         return None
     found = {step: split for step in steps if (split := split_step(trace, step)) is not None}
-    if not found or not samples.places:
+    if not found:
         return None
     sampled = _Sampled(samples, trace.epoch_ns)
     idle = [sampled.times(_long(split.idle), sampled.is_own) for split in found.values()]
@@ -179,6 +183,12 @@ def _optimizers(rank: Rank, trace: Trace) -> Spans:
         return marked_spans(trace, Mark.OPTIMIZER)
     times = np.array(recorded, np.int64) - trace.epoch_ns
     return union(times[:, 0], times[:, 1])
+
+
+def _usable_samples(rank: Rank) -> CodeSamples | None:
+    """Return the samples of a rank; ``None`` if there are none, or if their columns do not fit together."""
+    samples = rank.record.code_samples if rank.record is not None else None
+    return samples if samples is not None and samples.places and _fits(samples) else None
 
 
 def _fits(samples: CodeSamples) -> bool:
@@ -437,7 +447,7 @@ class ScriptLine:
 
     @property
     def short(self) -> str:
-        return self.line.rpartition("/")[2]
+        return _short(self.line)
 
 
 _MOST_SCRIPT_LINES = 10
@@ -453,11 +463,11 @@ def measure_lines(rank: Rank, steps: Sequence[int]) -> tuple[ScriptLine, ...] | 
 
     On an accelerator, samples show only what the host launches. Older records lack the lines of backward passes.
     """
-    trace, samples = rank.trace, rank.record.code_samples if rank.record is not None else None
-    if trace is None or trace.epoch_ns is None or samples is None or not _fits(samples) or trace.device != "cpu":
+    trace, samples = rank.trace, _usable_samples(rank)
+    if trace is None or trace.epoch_ns is None or trace.device != "cpu" or samples is None or not samples.runs_backward:
         return None
     splits = {step: split for step in steps if (split := split_step(trace, step)) is not None}
-    if not splits or not samples.places or not samples.runs_backward:
+    if not splits:
         return None
     sampled, every = _Sampled(samples, trace.epoch_ns), np.ones(len(samples.lines), bool)
     windows = {step: window for step in splits if (window := step_window(trace, step)) is not None}

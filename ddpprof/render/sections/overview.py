@@ -344,7 +344,7 @@ def verdict_of_steps(report: Report) -> StepVerdict:
 
 
 def _of_whole_run(report: Report) -> str:
-    """Return a sentence with the step time of the whole run, if it differs much from that of the recorded steps."""
+    """Return a sentence with the run's median step time if the recorded steps differ much from it, or nothing."""
     median_ns = unlike_median_ns(report.whole_run, report.step_ns) if report.timed_steps_ns else None
     takes = "takes" if report.failure is None else "took"
     return f" The median step of the whole run {takes} {in_ms(median_ns)}." if median_ns is not None else ""

@@ -95,7 +95,7 @@ class RankReport:
 
 
 TIMED_MODES = (StepMode.OFF, StepMode.LIGHT)
-"""modes of steps without the profiler; nothing but light recording may affect their duration"""
+"""modes of steps without the profiler; light recording may be on"""
 
 
 def profiler_cost(ranks: Iterable[RankReport], usual_steps: Collection[int]) -> int | None:
@@ -163,7 +163,7 @@ def _step_report(
 def _torch_times(
     trace: Trace, recorded: dict[int, RecordedStep], number: int, modules: Sequence[DdpModule]
 ) -> TorchTimes | None:
-    """Return the step's times beside DDP's own times, which the next step's record has; ``None`` if it has none."""
+    """Return the step's times together with DDP's own, which are in the next step's record; ``None`` if unknown."""
     step, following = recorded.get(number), recorded.get(number + 1)
     if step is None or following is None or len(modules) != 1:
         return None

@@ -43,20 +43,22 @@ def test_a_file_as_it_is_written(tmp_path: Path) -> None:
         pytest.param(netbench(sizes=[times(), times()]), "are not in ascending order", id="twice-the-same"),
         pytest.param(netbench(sizes=[times(num_bytes=0)]), "are not in ascending order", id="no-bytes"),
         pytest.param(
-            netbench(sizes=[times(longest_ns=[])]), "times of 4000000 bytes lack iterations or ranks", id="no-iteration"
+            netbench(sizes=[times(longest_ns=[])]),
+            "times for 4000000 bytes lack iterations or ranks",
+            id="no-iteration",
         ),
         pytest.param(netbench(sizes=[times(shortest_ns=[1, 2])]), "lack iterations or ranks", id="one-more"),
         pytest.param(netbench(sizes=[times(cpu_ns=[1])]), "lack iterations or ranks", id="a-rank-less"),
-        pytest.param(netbench(sizes=[times(longest_ns=[0])]), "a time of 4000000 bytes is invalid", id="no-time"),
+        pytest.param(netbench(sizes=[times(longest_ns=[0])]), "a time for 4000000 bytes is invalid", id="no-time"),
         pytest.param(netbench(sizes=[times(longest_ns=[1 << 63])]), "is invalid", id="centuries"),
         pytest.param(
             netbench(beside=[{"num_bytes": 8, "taken_ns": [1], "lasted_ns": []}]),
-            "of 8 bytes lack rounds",
+            "for 8 bytes lack rounds",
             id="odd",
         ),
         pytest.param(
             netbench(beside=[{"num_bytes": 8, "taken_ns": [-1], "lasted_ns": [1]}]),
-            "a time of 8 bytes is invalid",
+            "a time for 8 bytes is invalid",
             id="gains",
         ),
         pytest.param(netbench(sizes=[times(longest_ns=[0.5])]), "Expected `int`", id="half-a-nanosecond"),
