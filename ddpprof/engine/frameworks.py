@@ -191,6 +191,17 @@ def reshuffle(framework: str | None) -> str:
     return "Call sampler.set_epoch(epoch) at the start of each epoch."
 
 
+def pad_to_longest(framework: str | None) -> str:
+    """Return advice on padding each batch only to its longest sequence."""
+    how = "pad in the collate_fn, not in the dataset"
+    if framework == "transformers":
+        how = 'use DataCollatorWithPadding(tokenizer, padding="longest")'
+    return (
+        f'Pad each batch only to its longest sequence: {how}, and do not pass padding="max_length" to the tokenizer. '
+        "With pad_to_multiple_of=8, lengths remain suitable for the matrix units of GPUs."
+    )
+
+
 def seed_ranks(framework: str | None, generators: Sequence[str]) -> str:
     """Return advice on seeding each rank differently.
 

@@ -219,6 +219,10 @@ class Batch(NamedTuple):
     """digests of the first samples in the batch; equal digests mean that the parts of the samples that were read are
     equal
     """
+    width: Int64 | None = None
+    """length to which the sequences of the batch are padded; ``None`` if the batch has no ``attention_mask``"""
+    longest: Int64 | None = None
+    """number of positions that at least one sequence of the batch uses, according to the ``attention_mask``"""
 
 
 class Loader(Struct, frozen=True):

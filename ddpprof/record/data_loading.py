@@ -35,6 +35,8 @@ from ddpprof.record.events import Listener
 _MAX_ROWS = 32
 _MAX_ELEMENTS = 256
 """maximum number of elements that are read from all tensors of a sample together: at most 64 KiB per batch"""
+_MAX_MASK = 1_000_000
+"""maximum number of elements of an attention mask that is read, which takes less than 1 ms"""
 _MAX_TENSORS = 8
 _MAX_DEPTH = 3
 _DIGEST_BYTES = 7
@@ -73,6 +75,14 @@ def digests(batch: Any) -> list[int] | None:
     most = _MAX_ELEMENTS // len(known)
     sampled = [np.ascontiguousarray(array[_sampled(array.shape, most)]) for array in known]
     return [digest_of([array[row].tobytes() for array in sampled]) for row in range(len(sampled[0]))]
+
+
+def lengths(batch: Any) -> tuple[int, int] | tuple[None, None]:
+    """Return `Batch.width` and `Batch.longest`."""
+    mask = _array(batch.get("attention_mask")) if isinstance(batch, Mapping) else None
+    if mask is None or mask.ndim != 2 or not 0 < mask.size <= _MAX_MASK:
+        return None, None
+    return mask.shape[1], int(np.count_nonzero(mask.view(f"u{mask.itemsize}").any(axis=0)))
 
 
 def _array(tensor: Any) -> np.ndarray[Any, Any] | None:
@@ -438,7 +448,7 @@ class Feeding(Listener):
             feed.sizes.append(sizes_of(batch))
             found = digests(batch)
             if found is not None:
-                kept.append(Batch(feed.num_iterations, feed.place, tuple(found)))
+                kept.append(Batch(feed.num_iterations, feed.place, tuple(found), *lengths(batch)))
 
     def pre_forward_begins(self, ddp: object, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not torch.is_grad_enabled():

@@ -72,11 +72,16 @@ def how_it_ends(error: BaseException | None) -> str:
 
 def _in_one_line(said: str) -> str:
     """Return the first line of an error message, and for NCCL and `DataLoader` errors also the line with the cause."""
+    said = _FROM_CALLBACKS.sub("", said)
     first, (_, _, cause) = said.partition("\n")[0], said.partition("Last error:\n")
     if first.startswith("Caught "):  # in a worker process, whose traceback follows
         cause = said.rpartition("\n")[2]
     cause = cause.partition("\n")[0].strip()
     return f"{cause} ({first})" if cause else first
+
+
+_FROM_CALLBACKS = re.compile(r"^(?:Got the following error when running the callback: (?:\w+: )?)+")
+"""what torch writes, once per callback, before an error that passed through callbacks of futures, as in comm hooks"""
 
 
 def where_it_ends(error: BaseException | None) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from ddpprof.topics.bound import BOUND
 from ddpprof.topics.buckets.rules import BUCKETS
 from ddpprof.topics.compiled_graphs import COMPILED_GRAPHS, RECOMPILATIONS
 from ddpprof.topics.copies import COPIES
-from ddpprof.topics.data import DATA, INPUT_SIZES, RANDOM_NUMBERS
+from ddpprof.topics.data import DATA, INPUT_SIZES, PADDING, RANDOM_NUMBERS
 from ddpprof.topics.devices import DATA_PARALLEL, DEVICES
 from ddpprof.topics.facts import FACTS, RankFacts, RecordSummary
 from ddpprof.topics.failure import FAILURE
@@ -111,6 +111,7 @@ TOPICS: tuple[Topic[Any, Any], ...] = (
     REPLICAS,
     DATA,
     INPUT_SIZES,
+    PADDING,
     RANDOM_NUMBERS,
     HANGS,
     CHECKPOINTS,

@@ -1,4 +1,4 @@
-"""Detect training that waits for its DataLoader, and ranks that train on the same samples or random numbers.
+"""Detect training that waits for its DataLoader, ranks that train on the same samples or random numbers, and padding.
 
 Each rank records digests of some samples in the batches from its DataLoader. Two cases are reported:
 
@@ -11,19 +11,28 @@ cases, nothing is reported.
 
 Each rank also records a digest of the state of each random generator at the beginning of its recorded steps. Ranks draw
 the same numbers if their digests are equal in every step. A generator was used in every step if all its digests differ.
+
+The ``attention_mask`` of a batch shows by how much all of its sequences are padded further than the longest of them:
+
+    removable = (padded length - longest sequence) / padded length, minimum over the ranks, median over the batches
+
+Computation takes time at least in proportion to the padded length, so the gain is this share of both passes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, median
+
+import numpy as np
 
 from ddpprof.engine.finding import Change, Finding, loader_change, only_known
-from ddpprof.engine.frameworks import divide_data, reshuffle, seed_ranks
+from ddpprof.engine.frameworks import divide_data, pad_to_longest, reshuffle, seed_ranks
 from ddpprof.engine.topic import Topic, View
+from ddpprof.intervals import union_of
 from ddpprof.layout import in_ms
-from ddpprof.model import Batch, DdpModule, Loader, Rank, RecordedStep
+from ddpprof.model import Batch, DdpModule, Loader, Phase, Rank, RecordedStep, Trace
 from ddpprof.topics.script_code import slowest_line_of_data
 
 _FEWEST_BATCHES = 3
@@ -455,3 +464,94 @@ INPUT_SIZES: Topic[RankInputs, float] = Topic(
     "input_sizes", of_rank=_inputs_of_rank, rank_type=RankInputs, of_ranks=unevenness
 )
 """how much the sizes of the inputs differ between ranks: see `unevenness`"""
+
+
+_MUCH_PADDING = 0.05
+"""padding is reported if it takes at least this share of the step"""
+
+
+@dataclass(frozen=True, slots=True)
+class RankPadding:
+    """The recorded training batches of one rank that have an attention mask."""
+
+    lengths: Mapping[tuple[int, int, int], tuple[int, int]]
+    """(index of the loader, `Batch.iteration`, `Batch.place`) → `Batch.longest` and `Batch.width`"""
+    compute_ns: int
+    """computation of the forward and backward passes per step; median over steps"""
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """Padding that no sequence of a batch needs."""
+
+    num_batches: int
+    """number of positions in the training with a batch of known length on every rank"""
+    width: float
+    longest: float
+    """padded length, and length of the longest sequence on any rank; medians over the batches"""
+    removable: float
+    """fraction of the padded length that no sequence uses on any rank; median over the batches"""
+    compute_ns: int
+    """computation of the forward and backward passes per step, on the rank with the shortest"""
+
+
+def padding_of_rank(rank: Rank, steps: Sequence[int], _modules: Sequence[DdpModule]) -> RankPadding | None:
+    loaders = rank.record.loaders if rank.record is not None else ()
+    lengths = {
+        (index, batch.iteration, batch.place): (batch.longest, batch.width)
+        for index, loader in enumerate(loaders)
+        if loader.feeds_training
+        for batch in loader.batches
+        if batch.longest is not None and batch.width is not None and 0 <= batch.longest <= batch.width > 0
+    }
+    if not lengths or rank.trace is None or not steps:
+        return None
+    return RankPadding(lengths, round(median(_passes_ns(rank.trace, step) for step in steps)))
+
+
+def _passes_ns(trace: Trace, step: int) -> int:
+    compute = trace.compute
+    in_passes = np.isin(compute.phase, (Phase.FORWARD, Phase.BACKWARD))
+    return union_of(compute, np.flatnonzero((compute.step == step) & in_passes)).total_ns
+
+
+def padding_of_ranks(ranks: Sequence[RankPadding]) -> Padding | None:
+    """Combine the ranks. At each place in the training, the rank with the longest sequence determines the time."""
+    common = set.intersection(*(set(one.lengths) for one in ranks))
+    if len(common) < _FEWEST_BATCHES:
+        return None
+    fullest = [max((one.lengths[place] for one in ranks), key=lambda both: both[0] / both[1]) for place in common]
+    return Padding(
+        len(common),
+        median(width for _, width in fullest),
+        median(longest for longest, _ in fullest),
+        median(1 - longest / width for longest, width in fullest),
+        min(one.compute_ns for one in ranks),
+    )
+
+
+def padded_batches(padding: Padding, view: View) -> Iterator[Finding]:
+    """Report batches that are padded further than their longest sequence. A compiled model may need equal lengths."""
+    gain_ns = round(padding.removable * padding.compute_ns)
+    if view.is_compiled or not view.step_ns or gain_ns < _MUCH_PADDING * view.step_ns:
+        return
+    yield Finding(
+        "padded-batches",
+        f"Batches are padded to {padding.width:g} positions, but their longest sequence has {padding.longest:g}",
+        f"medians over {padding.num_batches} batches, according to their attention_mask; {padding.removable:.0%} of "
+        "the positions are padding in every sequence",
+        pad_to_longest(view.framework),
+        gain_ns,
+        numbers=only_known(
+            width=padding.width, longest=padding.longest, removable=padding.removable, num_batches=padding.num_batches
+        ),
+    )
+
+
+PADDING: Topic[RankPadding, Padding] = Topic(
+    "padding",
+    rules=(padded_batches,),
+    of_rank=padding_of_rank,
+    rank_type=RankPadding,
+    of_ranks=padding_of_ranks,
+)

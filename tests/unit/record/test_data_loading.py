@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from ddpprof.record.data_loading import Feeding, digests, draws_in_workers, random_states, sizes_of
+from ddpprof.record.data_loading import Feeding, digests, draws_in_workers, lengths, random_states, sizes_of
 
 DATA = TensorDataset(torch.arange(12.0).reshape(12, 1))
 
@@ -272,6 +272,45 @@ def test_the_profiler_sees_nothing() -> None:
 
 def test_sizes() -> None:
     assert sizes_of({"x": ROWS, "y": np.zeros(7)}) == {24, 7}
+
+
+def padded_left(dtype: torch.dtype) -> torch.Tensor:
+    """Three rows of ten positions, of which the last two, six and five are used."""
+    mask = torch.zeros(3, 10, dtype=dtype)
+    for row, used in enumerate((2, 6, 5)):
+        mask[row, 10 - used :] = 1
+    return mask
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool, torch.float32, torch.bfloat16])
+def test_the_longest_sequence_of_a_batch(dtype: torch.dtype) -> None:
+    mask = padded_left(dtype)
+    assert lengths({"input_ids": ROWS, "attention_mask": mask}) == (10, 6)
+    assert lengths({"attention_mask": mask.t().contiguous().t()}) == (10, 6)
+    assert lengths({"attention_mask": mask.flip(1)}) == (10, 6)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        pytest.param({"input_ids": ROWS}, id="without-a-mask"),
+        pytest.param(padded_left(torch.int64), id="not-a-mapping"),
+        pytest.param({"attention_mask": padded_left(torch.int64)[0]}, id="of-one-sequence"),
+        pytest.param({"attention_mask": padded_left(torch.int64).to("meta")}, id="on-a-device"),
+        pytest.param({"attention_mask": torch.ones(1001, 1000, dtype=torch.bool)}, id="too-large-to-read"),
+        pytest.param({"attention_mask": torch.ones(3, 0)}, id="empty"),
+        pytest.param({"attention_mask": [[1, 0]]}, id="a-list"),
+    ],
+)
+def test_unknown_lengths(batch: Any) -> None:
+    assert lengths(batch) == (None, None)
+
+
+def test_lengths_are_not_seen_by_the_profiler() -> None:
+    batch = {"attention_mask": padded_left(torch.int64)}
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        assert lengths(batch) == (10, 6)
+    assert [event.name for event in seen.events()] == []
 
 
 # ruff: noqa: NPY002 (the generators that datasets draw from)

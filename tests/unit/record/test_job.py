@@ -111,6 +111,12 @@ def caused(error: BaseException, cause: BaseException) -> BaseException:
             RuntimeError("Caught OSError in DataLoader worker process 0.\nOriginal Traceback:\n  x\nOSError: no space"),
             "failed: RuntimeError: OSError: no space (Caught OSError in DataLoader worker process 0.)",
         ),
+        (
+            RuntimeError(
+                2 * "Got the following error when running the callback: RuntimeError: " + "lost\n\nAt:\n  x.py"
+            ),
+            "failed: RuntimeError: lost",
+        ),
         (exit_while_handling(ValueError("boom")), "failed: ValueError: boom"),
         (exit_while_handling(KeyboardInterrupt()), "interrupted"),
         (

@@ -6,11 +6,22 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from observations import MS, loader, observed, only
+from observations import MS, beside, loader, observed, only
+from tables import record, trace
 
-from ddpprof.model import Batch, Loader
+from ddpprof.model import Batch, Loader, Phase, Rank
 from ddpprof.report.topics import find_all
-from ddpprof.topics.data import RankInputs, SameRandomNumbers, SameSamples, find_same_samples, unevenness
+from ddpprof.topics.data import (
+    Padding,
+    RankInputs,
+    RankPadding,
+    SameRandomNumbers,
+    SameSamples,
+    find_same_samples,
+    padding_of_rank,
+    padding_of_ranks,
+    unevenness,
+)
 
 
 def fed(*samples: range, iteration: int = 1, **changes: Any) -> Loader:
@@ -322,3 +333,62 @@ def test_workers_gain_what_they_load_while_the_ranks_compute(
 )
 def test_how_uneven_the_inputs_are(ranks: list[dict[int, int]], expected: float | None) -> None:
     assert unevenness([RankInputs(one) for one in ranks]) == expected
+
+
+def padded(*longest: int, width: int | None = 100, compute_ms: int = 40, **changes: Any) -> RankPadding | None:
+    """Return the padding of a rank with two steps of 50 ms, which compute for `compute_ms`, without the optimizer."""
+    batches = tuple(Batch(1, place, (place,), width, one) for place, one in enumerate(longest, 1))
+    computed = [
+        (50 * MS * step + start * MS, 50 * MS * step + end * MS, phase, step, 0)
+        for step in (0, 1)
+        for start, end, phase in (
+            (0, compute_ms // 4, Phase.FORWARD),
+            (compute_ms // 4, compute_ms, Phase.BACKWARD),
+            (compute_ms, 50, Phase.OPTIMIZER),
+        )
+    ]
+    steps = trace([(50 * MS * step, 50 * MS * (step + 1)) for step in (0, 1)], compute=computed)
+    feeding = loader(**{"batches": batches, **changes})
+    return padding_of_rank(Rank(0, steps, record(loaders=(feeding,))), [0, 1], ())
+
+
+def test_padding_is_what_no_rank_uses() -> None:
+    """The longest sequences of the four batches have 60, 50, 90 and 70 positions; the median of unused ones is 35."""
+    ranks = [padded(60, 50, 40, 70), padded(10, 40, 90, 70, compute_ms=32)]
+    found = padding_of_ranks([one for one in ranks if one is not None])
+    assert found == Padding(4, 100, 65, pytest.approx(0.35), 32 * MS)
+
+
+def test_padding_that_takes_time() -> None:
+    padding = Padding(8, 128, 48, 0.625, 40 * MS)
+    (finding,) = beside("padding", padding)
+    assert (finding.rule, finding.gain_ns) == ("padded-batches", 25 * MS)
+    assert finding.title == "Batches are padded to 128 positions, but their longest sequence has 48"
+    assert "62% of the positions are padding in every sequence" in finding.evidence
+    assert "in the collate_fn" in finding.advice
+    (by_trainer,) = beside("padding", padding, framework="transformers")
+    assert 'DataCollatorWithPadding(tokenizer, padding="longest")' in by_trainer.advice
+    assert not beside("padding", padding, is_compiled=True)
+    assert not beside("padding", Padding(8, 128, 112, 0.12, 40 * MS))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        pytest.param(padded(), id="no-batches"),
+        pytest.param(padded(60, 60, 60, width=None), id="no-masks"),
+        pytest.param(padded(60, 60, 60, num_fed=0), id="evaluation"),
+        pytest.param(padded(160, 160, 160), id="longer-than-padded"),
+        pytest.param(padded(0, 0, 0, width=0), id="empty"),
+    ],
+)
+def test_unknown_padding(made: RankPadding | None) -> None:
+    assert made is None
+
+
+def test_few_batches_tell_nothing_about_padding() -> None:
+    two, three = padded(10, 10), padded(10, 10, 10)
+    assert two is not None
+    assert three is not None
+    assert padding_of_ranks([two, three]) is None
+    assert padding_of_ranks([three, three]) is not None
