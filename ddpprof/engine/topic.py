@@ -64,6 +64,8 @@ class View:
     """time that the accelerator is idle because the host launches kernels too late; excludes `host_read_ns`"""
     profiler_ns: int | None = None
     """time that the profiler adds to a step on an accelerator; ``None`` if no step ran without the profiler"""
+    profiled_ratio: float = 1.0
+    """duration of a profiled step divided by that of an unrecorded step, on CPU; 1 if they may differ by chance"""
     host_read_ns: int | None = None
     """time that the accelerator is idle because the host waited for a result from it before launching more work"""
     optimizer_ns: int | None = None
@@ -121,6 +123,10 @@ class View:
     def module(self, index: int) -> DdpModule | None:
         """Return the module, or ``None`` if it is unknown because the rank was killed before it recorded the module."""
         return self.modules[index] if 0 <= index < len(self.modules) else None
+
+    def without_profiler(self, took_ns: int) -> int:
+        """Return how long computation takes in an unrecorded step if it takes `took_ns` in a profiled step."""
+        return round(took_ns / self.profiled_ratio)
 
     def worth(self, gain_ns: int | None, predicted: Predicted | None = None) -> bool:
         """Return True if every known gain is large enough for a finding.

@@ -392,6 +392,10 @@ class CodeSamples(Struct, frozen=True):
     """for each line, whether it was executing a backward pass, outside the user's code; empty in records of older
     versions of ddpprof
     """
+    computes_metrics: tuple[bool, ...] = ()
+    """for each line, whether it was executing a call into a library that computes metrics, such as torchmetrics; empty
+    in records of older versions of ddpprof
+    """
 
 
 class CollectiveOfSomeRanks(Struct, frozen=True):

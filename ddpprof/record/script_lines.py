@@ -145,16 +145,18 @@ class _UserLine:
     caller: FrameType | None
     runs_backward: bool
     """whether the line calls ``backward`` or ``torch.autograd.grad``, and autograd runs no code of the user"""
+    computes_metrics: bool
 
 
 def _of_user(frame: FrameType | None) -> _UserLine | None:
     """Return the innermost frame of the user's code, starting at `frame`, or ``None`` if there is none."""
-    called, runs_backward = "", False
+    called, runs_backward, computes_metrics = "", False, False
     while frame is not None:
         one = Frame(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
         runs_backward |= one.function == _RUNS_BACKWARD
         if one.is_of_user:
-            return _UserLine(one, called, frame.f_back, runs_backward)
+            return _UserLine(one, called, frame.f_back, runs_backward, computes_metrics)
+        computes_metrics |= _OF_METRICS.search(one.file) is not None
         if _OF_OWN not in one.file:
             called = one.file
         frame = frame.f_back
@@ -188,6 +190,8 @@ _OF_MODULES = "/torch/nn/modules/module.py"
 """file with the method that calls a module's ``forward``"""
 _RUNS_BACKWARD = "_engine_run_backward"
 """name of PyTorch's function that runs a backward pass"""
+_OF_METRICS = re.compile(r"/(?:torchmetrics|torcheval|evaluate|sklearn/metrics)/")
+"""pattern for files of libraries that compute metrics"""
 _INTERVAL_S = 0.002
 _MANY = 1000
 """each time that this many samples have been taken, the sampling rate is halved"""
@@ -230,7 +234,7 @@ class _Window:
     def __init__(self, thread: int) -> None:
         self._thread = thread
         self._began_ns = time_ns()
-        self._places: dict[tuple[str, bool, bool, str, bool], int] = {}
+        self._places: dict[tuple[str, bool, bool, str, bool, bool], int] = {}
         self._samples: list[tuple[int, int]] = []
         """for each sample: end in µs since `_began_ns`, and index of the place (-1 if the place is unknown)"""
 
@@ -247,16 +251,18 @@ class _Window:
 
     def samples(self) -> CodeSamples:
         taken = list(self._samples)  # the thread may be adding samples
-        lines = list(self._places)
+        columns = tuple(zip(*list(self._places), strict=True)) or 6 * ((),)
+        lines, in_framework, in_backward, callers, runs_backward, computes_metrics = columns
         return CodeSamples(
             began_ns=self._began_ns,
             ends_us=tuple(end_us for end_us, _ in taken),
             places=tuple(place for _, place in taken),
-            lines=tuple(line for line, *_ in lines),
-            is_in_framework=tuple(is_in_framework for _, is_in_framework, *_ in lines),
-            is_in_backward=tuple(is_in_backward for _, _, is_in_backward, *_ in lines),
-            callers=tuple(caller for *_, caller, _ in lines),
-            runs_backward=tuple(runs_backward for *_, runs_backward in lines),
+            lines=lines,
+            is_in_framework=in_framework,
+            is_in_backward=in_backward,
+            callers=callers,
+            runs_backward=runs_backward,
+            computes_metrics=computes_metrics,
         )
 
     def _index_of(self, frame: FrameType) -> int:
@@ -265,5 +271,5 @@ class _Window:
             return -1
         is_in_framework = _OF_FRAMEWORKS.search(line.called) is not None
         is_in_backward, caller = _is_in_backward(line.caller), _caller_of_modules(line.caller)
-        key = (str(line.frame), is_in_framework, is_in_backward, caller, line.runs_backward)
+        key = (str(line.frame), is_in_framework, is_in_backward, caller, line.runs_backward, line.computes_metrics)
         return self._places.setdefault(key, len(self._places))

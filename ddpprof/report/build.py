@@ -45,7 +45,7 @@ from ddpprof.topics.ranks.across import ACROSS, AcrossRanks, RecordedSteps, acro
 from ddpprof.topics.ranks.rules import LATENESS, Lateness
 from ddpprof.topics.ranks.stragglers import Straggler
 from ddpprof.topics.steps.breakdown import usual_steps
-from ddpprof.topics.steps.measure import LightStepReport, RankReport, StepReport, profiler_cost
+from ddpprof.topics.steps.measure import LightStepReport, RankReport, StepReport, profiled_ratio, profiler_cost
 from ddpprof.topics.steps.view import STEPS
 from ddpprof.topics.unused_parameters import as_all_ranks_use
 from ddpprof.version import __version__
@@ -103,6 +103,7 @@ def view_of(
         copy_out_ns=least(lambda s: s.wrapper.copy_out_ns),
         launch_bound_ns=least(lambda s: s.idle.late_launch_ns if s.idle else None),
         profiler_ns=None if on_cpu else profiler_cost(reports, usual_steps),
+        profiled_ratio=profiled_ratio(reports) if on_cpu else 1.0,
         host_read_ns=least(lambda s: s.idle.host_read_ns if s.idle else None),
         optimizer_ns=least(lambda s: s.parts.optimizer_ns if s.parts else None),
         num_micro_steps=next((one.num_micro_steps for one in records), 1),

@@ -541,7 +541,7 @@ def padded_batches(padding: Padding, view: View) -> Iterator[Finding]:
         f"medians over {padding.num_batches} batches, according to their attention_mask; {padding.removable:.0%} of "
         "the positions are padding in every sequence",
         pad_to_longest(view.framework),
-        gain_ns,
+        view.without_profiler(gain_ns),
         numbers=only_known(
             width=padding.width, longest=padding.longest, removable=padding.removable, num_batches=padding.num_batches
         ),

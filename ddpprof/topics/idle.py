@@ -385,7 +385,7 @@ def optimizer_not_fused(took_ns: int, view: View) -> Iterator[Finding]:
         f"{one.name} {', and '.join(title)}",
         f"the optimizer takes {in_ms(took_ns)} per step",
         " ".join(advice),
-        took_ns,
+        view.without_profiler(took_ns),
         numbers=only_known(optimizer_ns=took_ns, num_groups=one.num_groups or None),
     )
 

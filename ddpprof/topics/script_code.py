@@ -6,12 +6,14 @@ r"""Find the lines of the script that take time in a step, above all because of 
     outside of a line = |samples of the line ∩ time outside the passes|, median over steps
     loss of a line = |samples of the line's own code ∩ time between forward and backward|, median over steps
     comm of a line = |samples of the line ∩ communication outside forward and backward|, median over steps, on CPU
+    metric of a line = |samples of the line in a library for metrics ∩ step \ exposed communication|, median over steps
 
 The time outside the passes is the step without these times: from the start of each DDP forward pass to the end of its
 backward pass; the optimizer; waiting for data; communication; and, for lines of the script's own code, idle gaps. On an
-accelerator, *outside* and *loss* are instead the duration of the kernels that a line launches at these times. Code
-inside a module that is not part of the DDP module counts for the line that calls the module. A line for which *comm* is
-longer than *outside* or *loss* calls collectives, which have rules of their own, so that this time counts as 0.
+accelerator, *outside* and *loss* are instead the duration of the kernels that a line launches at these times, and
+*metric* is the duration of the kernels that it launches plus the idle gaps. Code inside a module that is not part of
+the DDP module counts for the line that calls the module. A line for which *comm* is longer than *outside* or *loss*
+calls collectives, which have rules of their own, so that this time counts as 0.
 
 An idle gap is a time in which no operator runs on the accelerator or, in training on CPU, on the training thread.
 Shorter gaps are the overhead of the operators themselves. A sample of a function of PyTorch or of a framework does not
@@ -20,7 +22,7 @@ count as the script's own code, except in ``torch.distributed``, which pickles o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -31,11 +33,11 @@ from ddpprof.engine.finding import Finding, only_known
 from ddpprof.engine.numbers import Number
 from ddpprof.engine.topic import ReportView, Topic, View
 from ddpprof.intervals import Spans, intersect, merge, subtract, union, union_of
-from ddpprof.layout import Section, clean, in_ms, ms, percent, table_of
+from ddpprof.layout import Section, clean, count, in_ms, ms, percent, table_of
 from ddpprof.model import UNKNOWN, CodeSamples, Mark, Rank, Trace
 from ddpprof.model.backends import is_accelerator
 from ddpprof.topics.buckets.steps import calls_in_backward
-from ddpprof.topics.steps.breakdown import split_step, step_window
+from ddpprof.topics.steps.breakdown import StepSplit, split_step, step_window
 from ddpprof.topics.steps.overlap import marked_spans
 
 _SHORTEST_GAP_NS = 500_000
@@ -68,9 +70,11 @@ class CodeLine:
         int, Number("time on CPU in which the line calls and awaits collectives outside forward and backward")
     ] = 0
 
+    metric_ns: Annotated[int, Number("time in which the line computes metrics with a library such as torchmetrics")] = 0
+
     @property
     def times_ns(self) -> tuple[int, ...]:
-        return self.idle_ns, self.data_ns, self.backward_ns, self.outside_ns, self.loss_ns
+        return self.idle_ns, self.data_ns, self.backward_ns, self.outside_ns, self.loss_ns, self.metric_ns
 
     @property
     def longest_ns(self) -> int:
@@ -122,6 +126,10 @@ class RankCode:
     def comm_ns(self) -> int:
         return sum(one.comm_ns for one in self.lines)
 
+    @property
+    def metric_ns(self) -> int:
+        return sum(one.metric_ns for one in self.lines)
+
 
 def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
     """Measure the steps with these indices; return ``None`` if no samples were recorded in them."""
@@ -165,7 +173,8 @@ def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
     for column in (*outside, *own_outside):
         column[calls_loop] = 0  # for example ``trainer.fit()``
     lines: dict[str, CodeLine] = {}
-    of_lines = {"idle_ns": idle, "data_ns": data, "backward_ns": whole}
+    metric = [_metric_times(sampled, trace, step, split) for step, split in found.items()]
+    of_lines = {"idle_ns": idle, "data_ns": data, "backward_ns": whole, "metric_ns": metric}
     of_callers = {"outside_ns": outside, "own_outside_ns": own_outside, "loss_ns": loss, "comm_ns": in_comm}
     for names, measured in ((sampled.lines, of_lines), (sampled.callers, of_callers)):
         medians = {name: np.median(times, axis=0).astype(np.int64).tolist() for name, times in measured.items()}
@@ -174,6 +183,18 @@ def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
             lines[line] = replace(one, **{name: values[index] for name, values in medians.items()})
     known = sorted((one for one in lines.values() if one.longest_ns or one.comm_ns), key=lambda one: -one.longest_ns)
     return RankCode(rank.rank, len(found), tuple(known), _rare(sampled, idle))
+
+
+def _metric_times(sampled: _Sampled, trace: Trace, step: int, split: StepSplit) -> NDArray[np.float64]:
+    """Return for how many ns of the step each line computes metrics, shape (lines,)."""
+    window = step_window(trace, step)
+    if window is None or not sampled.computes_metrics.any():
+        return np.zeros(len(sampled.lines))
+    if trace.device == "cpu":
+        return sampled.times(subtract(window, split.exposed), sampled.computes_metrics)
+    whole = Spans(np.array([trace.steps[step].start_ns]), np.array([trace.steps[step].end_ns]))
+    launched = sampled.launched(trace, step, whole, sampled.computes_metrics, of_callers=False)
+    return launched + sampled.times(_long(split.idle), sampled.computes_metrics)
 
 
 def _optimizers(rank: Rank, trace: Trace) -> Spans:
@@ -193,7 +214,7 @@ def _usable_samples(rank: Rank) -> CodeSamples | None:
 
 def _fits(samples: CodeSamples) -> bool:
     """Return False if the columns of the samples do not have the same length, as in a damaged file."""
-    optional = (samples.is_in_backward, samples.callers, samples.runs_backward)
+    optional = (samples.is_in_backward, samples.callers, samples.runs_backward, samples.computes_metrics)
     is_table = len(samples.lines) == len(samples.is_in_framework)
     is_table &= all(len(column) in (0, len(samples.lines)) for column in optional)
     return is_table and len(samples.places) == len(samples.ends_us)
@@ -209,10 +230,12 @@ class _Sampled:
         self.callers = tuple(dict.fromkeys(callers))
         self.is_in_backward = np.array(samples.is_in_backward or np.zeros(num_places), bool)
         is_of_step = ~self.is_in_backward & ~np.array(samples.runs_backward or np.zeros(num_places), bool)
+        self.computes_metrics = is_of_step & np.array(samples.computes_metrics or np.zeros(num_places), bool)
+        is_of_step &= ~self.computes_metrics
         self.is_own = ~np.array(samples.is_in_framework, bool) & is_of_step
         self.is_library = is_of_step & ~self.is_own
-        """masks of places, shape (places,): whether autograd runs the place, whether it is the script's own code, and
-        whether it is code of a library that the script calls, other than a backward pass
+        """masks of places, shape (places,): whether autograd runs the place; if not, whether it computes metrics, is
+        the script's own code, or is code of another library that the script calls, other than a backward pass
         """
         self._line_of = np.array([self.lines.index(line) for line in samples.lines], np.int64)
         self._caller_of = np.array([self.callers.index(caller) for caller in callers], np.int64)
@@ -226,12 +249,16 @@ class _Sampled:
     def times(self, spans: Spans, mask: NDArray[np.bool_], *, of_callers: bool = False) -> NDArray[np.float64]:
         """Return for how many ns the samples of the masked places overlap the spans. Shape: (lines or callers,)."""
         overlap = spans.within(self._starts_ns, self._ends_ns) * mask[self._places]
-        group = self._caller_of if of_callers else self._line_of
-        names = self.callers if of_callers else self.lines
+        group, names = (self._caller_of, self.callers) if of_callers else (self._line_of, self.lines)
         return np.bincount(group[self._places], overlap, minlength=len(names)).astype(np.float64)
 
-    def launched(self, trace: Trace, step: int, spans: Spans, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return the duration of the kernels of a step that callers launch in the spans, in ns, shape (callers,)."""
+    def launched(
+        self, trace: Trace, step: int, spans: Spans, mask: NDArray[np.bool_], *, of_callers: bool = True
+    ) -> NDArray[np.float64]:
+        """Return the duration of the kernels of a step that the masked places launch in the spans, in ns.
+
+        Shape: (lines or callers,).
+        """
         compute = trace.compute
         rows = np.flatnonzero((compute.step == step) & (compute.launched_ns != UNKNOWN))
         rows = rows[spans.contains(compute.launched_ns[rows])]
@@ -240,7 +267,8 @@ class _Sampled:
         in_one[in_one] = self._starts_ns[sample[in_one]] <= compute.launched_ns[rows[in_one]]
         rows, places = rows[in_one], self._places[sample[in_one]]
         took = (compute.end_ns[rows] - compute.start_ns[rows]) * mask[places]
-        return np.bincount(self._caller_of[places], took, minlength=len(self.callers)).astype(np.float64)
+        group, names = (self._caller_of, self.callers) if of_callers else (self._line_of, self.lines)
+        return np.bincount(group[places], took, minlength=len(names)).astype(np.float64)
 
 
 def _rare(sampled: _Sampled, idle: Sequence[NDArray[np.float64]]) -> CodeLine | None:
@@ -310,22 +338,35 @@ def _long(idle: Spans) -> Spans:
     return Spans(idle.start_ns[is_long], idle.end_ns[is_long])
 
 
+def _most_of(rank: RankCode, time_of: Callable[[CodeLine], int]) -> tuple[CodeLine, str]:
+    """Return the line with the longest time, and a list of the lines that take much of the time, with their times."""
+    lines = sorted(rank.lines, key=time_of, reverse=True)
+    least_ns = _WORTH_NAMING * sum(map(time_of, lines))
+    named = [one for one in lines if time_of(one) >= least_ns][:_MOST_LINES]
+    return lines[0], "; ".join(f"{one.short}: {in_ms(time_of(one))}" for one in named)
+
+
+def _sampled_in(rank: RankCode, view: View) -> str:
+    """Return a clause that says in which steps the lines were sampled, and by how much the profiler extends them."""
+    longer = f", which take {view.profiled_ratio:.2f} × as long as other steps" if view.profiled_ratio > 1 else ""
+    return f"sampled in {count(rank.num_steps, 'profiled step')} of rank {rank.rank}{longer}"
+
+
 def script_code(ranks: Sequence[RankCode], view: View) -> Iterator[Finding]:
     """Report Python code of the script that takes much of the step on every rank."""
     least = min(ranks, key=lambda one: one.idle_ns)
     if not view.step_ns or least.idle_ns < _MUCH * view.step_ns:
         return
-    named = [one for one in least.lines if one.idle_ns >= _WORTH_NAMING * least.idle_ns][:_MOST_LINES]
-    most = max(least.lines, key=lambda one: one.idle_ns)
+    most, named = _most_of(least, lambda one: one.idle_ns)
     meanwhile = "no operator runs" if view.device == "cpu" else "the accelerator is idle"
+    gain_ns = view.without_profiler(least.idle_ns)
     yield Finding(
         "script-code",
-        f"The script's own Python code takes {in_ms(least.idle_ns)} per step, mostly at {most.short}",
-        f"{'; '.join(f'{one.short}: {in_ms(one.idle_ns)}' for one in named)}; {meanwhile} during this time, as sampled "
-        f"in {least.num_steps} steps of rank {least.rank}",
+        f"The script's own Python code takes {in_ms(gain_ns)} per step, mostly at {most.short}",
+        f"{named}; {meanwhile} during this time, as {_sampled_in(least, view)}",
         "Run this code less often, for example every 100 steps, or in DataLoader workers. Replace tolist(), pickled "
         "objects (all_gather_object) and loops over elements with tensor operations.",
-        least.idle_ns,
+        gain_ns,
         subject={"line": most.line},
         numbers=only_known(script_ns=least.idle_ns, num_steps=least.num_steps),
     )
@@ -336,19 +377,18 @@ def code_in_backward(ranks: Sequence[RankCode], view: View) -> Iterator[Finding]
     least = min(ranks, key=lambda one: one.backward_ns)
     if not view.step_ns or least.backward_ns < _MUCH_IN_BACKWARD * view.step_ns:
         return
-    of_backward = sorted(least.lines, key=lambda one: -one.backward_ns)
-    named = [one for one in of_backward if one.backward_ns >= _WORTH_NAMING * least.backward_ns][:_MOST_LINES]
+    most, named = _most_of(least, lambda one: one.backward_ns)
+    gain_ns = view.without_profiler(least.backward_ns)
     yield Finding(
         "code-in-backward",
-        f"Code of the script takes {in_ms(least.backward_ns)} of the backward pass, mostly at {of_backward[0].short}",
-        f"{'; '.join(f'{one.short}: {in_ms(one.backward_ns)}' for one in named)}, each "
-        f"including the operators that it calls, as sampled in {least.num_steps} steps of rank {least.rank}",
+        f"Code of the script takes {in_ms(gain_ns)} of the backward pass, mostly at {most.short}",
+        f"{named}, each including the operators that it calls, as {_sampled_in(least, view)}",
         "If these are hooks, for example for logging gradients, run them only every 100 steps. If activation "
         "checkpointing runs the forward pass again, checkpoint fewer layers or none, as far as memory allows. The "
         "backward() of a custom autograd.Function cannot be left out.",
-        least.backward_ns,
+        gain_ns,
         may_be_meant=True,
-        subject={"line": of_backward[0].line},
+        subject={"line": most.line},
         numbers=only_known(backward_ns=least.backward_ns, num_steps=least.num_steps),
     )
 
@@ -368,17 +408,18 @@ def code_outside_passes(ranks: Sequence[RankCode], view: View) -> Iterator[Findi
     if not step_ns or (took_ns < _MUCH_OUTSIDE * step_ns and own_ns < _MUCH_OF_OWN * step_ns):
         return
     lines = sorted((one for one in took if took[one] >= _WORTH_NAMING * took_ns), key=lambda one: -took[one])
-    named = ", ".join(f"{one.short} ({in_ms(took[one])})" for one in lines[:_MOST_LINES])
+    named = ", ".join(f"{one.short} ({in_ms(view.without_profiler(took[one]))})" for one in lines[:_MOST_LINES])
     loss = f"; {in_ms(least.loss_ns)} of it after the forward pass, as part of the loss" if has_loss else ""
+    gain_ns = view.without_profiler(took_ns)
     yield Finding(
         "code-outside-passes",
-        f"Operators outside the model, the backward pass and the optimizer take {in_ms(took_ns)} per step, mostly at "
+        f"Operators outside the model, the backward pass and the optimizer take {in_ms(gain_ns)} per step, mostly at "
         f"{named or 'many lines'}",
-        f"sampled in {least.num_steps} steps of rank {least.rank}{loss}",
+        f"{_sampled_in(least, view)}{loss}",
         "Run work that is not needed in every step less often, and work that needs no gradients under torch.no_grad(). "
         "Replace loops over elements or parameters by operators on whole tensors or lists of tensors: weight_decay for "
         "penalties, torch.nn.utils.get_total_norm for norms, torch.optim.swa_utils.AveragedModel for averages.",
-        took_ns,
+        gain_ns,
         may_be_meant=True,
         subject={"line": lines[0].line} if lines else {},
         numbers=only_known(outside_ns=took_ns, loss_ns=least.loss_ns if has_loss else None, num_steps=least.num_steps),
@@ -388,11 +429,33 @@ def code_outside_passes(ranks: Sequence[RankCode], view: View) -> Iterator[Findi
 _MUCH_OUTSIDE = 0.05
 """operators outside the passes are reported if they take at least this share of the step"""
 _MUCH_OF_OWN = 0.03
-"""like `_MUCH_OUTSIDE`, for operators that the script's own lines call, not PyTorch functions like clip_grad_norm_"""
+"""like `_MUCH_OUTSIDE`, for metrics, and for operators that the script's own lines call rather than PyTorch functions
+like clip_grad_norm_
+"""
 _MUCH_OF_LOSS = 0.1
 """operators between forward and backward are reported if the script's own lines call them for at least this share of
 the step; loss functions of PyTorch do not count
 """
+
+
+def metrics_in_step(ranks: Sequence[RankCode], view: View) -> Iterator[Finding]:
+    """Report metrics that the script computes in every step with a library such as torchmetrics."""
+    least = min(ranks, key=lambda one: one.metric_ns)
+    if not view.step_ns or least.metric_ns < _MUCH_OF_OWN * view.step_ns:
+        return
+    most, named = _most_of(least, lambda one: one.metric_ns)
+    gain_ns = view.without_profiler(least.metric_ns)
+    yield Finding(
+        "metrics-in-step",
+        f"Computing metrics takes {in_ms(gain_ns)} per step, mostly at {most.short}",
+        f"{named}, as {_sampled_in(least, view)}",
+        "Compute metrics only every N steps, or only in validation. With torchmetrics, metric.update(…) in each step "
+        "and metric.compute() once per epoch are cheaper than metric(…), which also computes the metric of each batch.",
+        gain_ns,
+        may_be_meant=True,
+        subject={"line": most.line},
+        numbers=only_known(metric_ns=least.metric_ns, num_steps=least.num_steps),
+    )
 
 
 def slowest_line_of(rank: int, view: View) -> tuple[str, int] | None:
@@ -512,7 +575,7 @@ SCRIPT_LINES: Topic[tuple[ScriptLine, ...], tuple[ScriptLine, ...]] = Topic(
 
 SCRIPT_CODE: Topic[RankCode, tuple[RankCode, ...]] = Topic(
     "script_code",
-    rules=(script_code, code_in_backward, code_outside_passes),
+    rules=(script_code, code_in_backward, code_outside_passes, metrics_in_step),
     of_rank=lambda rank, steps, _modules: measure_code(rank, steps),
     rank_type=RankCode,
     of_ranks=tuple,

@@ -115,7 +115,8 @@ def sentence_after(report: Report, finding: Finding) -> str:
         return f" ddpprof try measured {measured_gain(finding.measured)}."
     if finding.predicted is not None:
         return f" Changing this {_predicted_gain(finding)}."
-    return f" This costs {_gain(finding)}."
+    is_said = finding.gain_ns is not None and in_ms(finding.gain_ns) in finding.title
+    return "" if is_said else f" This costs {_gain(finding)}."
 
 
 def change_nothing(report: Report) -> str:
@@ -546,7 +547,7 @@ def _next(report: Report, paths: Sequence[str], can_replay: bool) -> Iterator[Se
         commands.append(("measure your fix", f"ddpprof try {run} --finding {edit} --script CHANGED.py"))
     if report.failure is None and len(paths) == 1:
         if (words := _words_of_sweep(report)) is not None:
-            sweep = f"ddpprof sweep --vary bucket_cap_mb=5,25 {words}"
+            sweep = f"ddpprof sweep --vary bucket_cap_mb={_SMALLEST_CAP_MIB},25 {words}"
             commands.append(("measure a setting", clean(sweep, most=_LONGEST_LINE)))
         for when, folder in (("before a change", "BEFORE"), ("after the change", "AFTER")):
             repeat = report.job.trace_command("--repeat 6", f"--out {folder}")
@@ -580,12 +581,20 @@ def _to_edit(report: Report, paths: Sequence[str]) -> int | None:
     return text.number if is_edit and not finding.is_decided else None
 
 
+_SMALLEST_CAP_MIB = 5
+
+
 def _words_of_sweep(report: Report) -> str | None:
-    """Return the command of the job for a sweep; ``None`` if only options of ``ddpprof trace`` can start the job."""
+    """Return the words that start the job in a sweep of bucket sizes.
+
+    Returns ``None`` if all gradients fit into one bucket, or if only options of ``ddpprof trace`` can start the job.
+    """
+    if all(module.parameter_bytes <= _SMALLEST_CAP_MIB * 2**20 for module in report.job.modules):
+        return None
     words = without_step_options(report.job.recorded_with)
     takes_number = bool(words) and words[0].startswith("--nproc")
     starts = words[1 if "=" in words[0] else 2 :] if takes_number else words
-    if len(report.job.hosts) != 1 or not report.job.modules or not starts or starts[0].startswith("-"):
+    if len(report.job.hosts) != 1 or not starts or starts[0].startswith("-"):
         return None
     return shlex.join(words)
 

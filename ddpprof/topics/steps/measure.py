@@ -114,6 +114,18 @@ def profiler_cost(ranks: Iterable[RankReport], usual_steps: Collection[int]) -> 
     return min(costs, default=None)
 
 
+def profiled_ratio(ranks: Iterable[RankReport]) -> float:
+    """Return how many times as long as unrecorded steps profiled steps take, on the rank with the smallest difference.
+
+    Returns 1 if the difference may be due to chance, or if it is unknown.
+    """
+    ratios = []
+    for cost in (rank.recording_cost for rank in ranks):
+        ratio = cost.profiled_ratio if cost is not None else None
+        ratios.append(1.0 if cost is None or ratio is None or cost.is_noise(ratio) else ratio)
+    return min(ratios, default=1.0)
+
+
 def rank_report(rank: Rank, _steps: Sequence[int], modules: Sequence[DdpModule]) -> RankReport:
     trace, record = rank.trace, rank.record
     steps = _step_reports(rank, modules)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import pytest
 import torch
@@ -84,6 +85,31 @@ def test_lines_that_run_a_backward_pass_are_told_apart() -> None:
     assert any(line != runs for line, _ in places)
     first = differentiates.__code__.co_firstlineno
     assert runs == f"{__file__}:{first + 4} in differentiates"
+
+
+def of_library(file: str, code: str) -> Callable[[float], None]:
+    """Return the function `work` of a module that pretends to be this file."""
+    names: dict[str, Any] = {"time": time}
+    exec(compile(code, f"/usr/lib/python3/site-packages/{file}", "exec"), names)
+    return cast("Callable[[float], None]", names["work"])
+
+
+@pytest.mark.parametrize(
+    ("file", "is_metric"),
+    [("torchmetrics/metric.py", True), ("sklearn/metrics/_ranking.py", True), ("sklearn/cluster/_kmeans.py", False)],
+)
+def test_libraries_for_metrics_are_told_apart(file: str, is_metric: bool) -> None:
+    sleep = of_library(file, "def work(seconds):\n    time.sleep(seconds)")
+
+    def computes(seconds: float) -> None:
+        sleep(seconds)
+
+    samples = sampled(computes, sleeps)
+    of_metrics = {
+        line.rpartition(" ")[2]: found for line, found in zip(samples.lines, samples.computes_metrics, strict=True)
+    }
+    assert of_metrics["computes"] is is_metric
+    assert of_metrics["sleeps"] is False
 
 
 def test_it_samples_only_while_it_is_enabled() -> None:

@@ -23,6 +23,7 @@ from ddpprof.topics.script_code import (
     longest_line,
     measure_code,
     measure_lines,
+    metrics_in_step,
     script_code,
     slowest_line_of,
     slowest_line_of_data,
@@ -285,6 +286,55 @@ def test_a_large_part_of_the_loss_counts_as_outside() -> None:
     assert found.gain_ns == 13 * MS
     assert found.evidence.endswith("; 9.00 ms of it after the forward pass, as part of the loss")
     assert not list(code_outside_passes([RankCode(0, 5, lines)], View(1, step_ns=91 * MS))), "4 ms, without the loss"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_computing_metrics(device: str) -> None:
+    """The line calls torchmetrics from 12 to 19 ms. A collective is exposed from 16 to 18 ms.
+
+    On an accelerator, a kernel that torchmetrics launches runs from 13 to 15 ms, and the line has the idle gaps from 12
+    to 13, from 15 to 16 and from 18 to 19 ms.
+    """
+    compute = [
+        (4 * MS, 12 * MS, Phase.FORWARD, 0, 0, 4 * MS),
+        (13 * MS, 15 * MS, Phase.FORWARD, 0, 0, 12 * MS + 1),
+        (20 * MS, 21 * MS, Phase.FORWARD, 1, 0, 20 * MS),
+    ]
+    made = trace([(0, 20 * MS), (20 * MS, 40 * MS)], compute=compute, comm=[collective(16 * MS, 18 * MS)],
+                 device=device, epoch=1000)  # fmt: skip
+    metric = "/a/train.py:13 in training_step"
+    samples = CodeSamples(
+        1000, (12_000, 19_000, 20_000), (0, 1, 0), (MODEL, metric), (True, True), computes_metrics=(False, True)
+    )
+    found = measure_code(Rank(0, made, record(code_samples=samples)), [0])
+    assert found is not None
+    assert {one.line: one.metric_ns // 1000 for one in found.lines if one.metric_ns} == {metric: 5000}
+    assert not any(one.idle_ns or one.outside_ns for one in found.lines), "the time counts once"
+
+
+def test_the_finding_on_metrics() -> None:
+    ranks = [
+        RankCode(number, 5, (CodeLine(LOG, 0, 0), CodeLine(MODEL, 0, 0, metric_ns=ms * MS)))
+        for number, ms in ((0, 9), (1, 6))
+    ]
+    (found,) = metrics_in_step(ranks, View(2, step_ns=100 * MS, profiled_ratio=1.5))
+    assert found.title == "Computing metrics takes 4.00 ms per step, mostly at train.py:9 in main"
+    assert found.evidence == (
+        "train.py:9 in main: 6.00 ms, as sampled in 5 profiled steps of rank 1, which take 1.50 × as long as other "
+        "steps"
+    )
+    assert (found.gain_ns, found.may_be_meant, found.subject) == (4 * MS, True, {"line": MODEL})
+    assert list(metrics_in_step(ranks, View(2, step_ns=201 * MS))) == [], "less than 3 %"
+
+
+@pytest.mark.parametrize("rule", [script_code, code_in_backward, code_outside_passes])
+def test_gains_are_those_of_steps_without_the_profiler(rule: Any) -> None:
+    ranks = [RankCode(0, 5, (CodeLine(LOG, 8 * MS, 0, 8 * MS, 8 * MS),))]
+    (found,) = rule(ranks, View(2, step_ns=100 * MS, device="cpu", profiled_ratio=1.6))
+    assert found.gain_ns == 5 * MS
+    assert "5.00 ms" in found.title
+    assert "8.00 ms" not in found.title
+    assert "sampled in 5 profiled steps of rank 0, which take 1.60 × as long as other steps" in found.evidence
 
 
 def test_without_a_forward_of_ddp_nothing_is_outside_the_passes() -> None:

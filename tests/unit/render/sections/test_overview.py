@@ -26,7 +26,7 @@ from ddpprof.render.json import render_json
 from ddpprof.render.markdown import render_markdown
 from ddpprof.render.sections.overview import Number, change_sentence, finding_list, first_screen, verdict
 from ddpprof.render.terminal import render_terminal
-from ddpprof.report import LightStepReport, Report
+from ddpprof.report import Job, LightStepReport, Report
 from ddpprof.topics.failure import Failure, RankEnd
 from ddpprof.topics.script_code import ScriptLine
 from ddpprof.topics.steps.view import spread_table
@@ -176,6 +176,12 @@ HOOK = Change(ChangeKind.COMM_HOOK, {"fp16_compress_hook": True}, "the hook", is
             {},
             "First fix: Training waits for its DataLoader. This costs up to 9.00 ms per step.",
             id="what-was-measured",
+        ),
+        pytest.param(
+            (replace(CERTAIN, title="Computing metrics takes 9.00 ms per step"),),
+            {},
+            "First fix: Computing metrics takes 9.00 ms per step.",
+            id="what-the-title-says-already",
         ),
         pytest.param(
             (replace(BOUND, predicted=SAVES),),
@@ -458,15 +464,24 @@ def test_what_comes_next_leads_to_a_result(
     recorded_with: tuple[str, ...], hosts: tuple[str, ...], sweep: str | None
 ) -> None:
     """One run on each side cannot tell, so six are offered, or a sweep, which runs all settings in turn."""
-    job = replace(report().job, recorded_with=recorded_with, hosts=hosts)
-    commands = first_screen(report(job=job), ["runs/a"])[-1]
-    assert isinstance(commands, Commands)
-    offered = dict(commands.commands)
+    (module,) = report().job.modules
+    job = replace(
+        report().job, recorded_with=recorded_with, hosts=hosts, modules=(replace(module, parameter_bytes=6 * 2**20),)
+    )
+    offered = commands_after(job)
     wanted = None if sweep is None else f"ddpprof sweep --vary bucket_cap_mb=5,25 {sweep}"
     assert offered.get("measure a setting") == wanted
     assert offered["before a change"].startswith("ddpprof trace --repeat 6 --out BEFORE ")
     assert offered["after the change"].startswith("ddpprof trace --repeat 6 --out AFTER ")
     assert offered["compare the two"] == "ddpprof compare BEFORE AFTER"
+    all_in_one = replace(job, modules=(replace(module, parameter_bytes=5 * 2**20),))
+    assert "measure a setting" not in commands_after(all_in_one), "the first cap holds all gradients"
+
+
+def commands_after(job: Job) -> dict[str, str]:
+    commands = first_screen(report(job=job), ["runs/a"])[-1]
+    assert isinstance(commands, Commands)
+    return dict(commands.commands)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,13 @@ import pytest
 from reports import rank, step
 from tables import recorded
 
-from ddpprof.topics.steps.measure import LightStepReport, RecordingCost, measure_recording_cost, profiler_cost
+from ddpprof.topics.steps.measure import (
+    LightStepReport,
+    RecordingCost,
+    measure_recording_cost,
+    profiled_ratio,
+    profiler_cost,
+)
 
 
 def steps(*modes_and_durations: tuple[str, int], first: int = 0) -> list:
@@ -83,3 +89,14 @@ def test_how_much_longer_profiled_steps_are(
 ) -> None:
     ranks = [rank(number, *PROFILED, light_steps=of_rank) for number, of_rank in enumerate(others)]
     assert profiler_cost(ranks, (12, 13)) == cost_ns
+
+
+def test_how_many_times_as_long_profiled_steps_are() -> None:
+    """Of all ranks, the smallest ratio counts, and one within the spread of the unrecorded steps counts as 1."""
+    slower, much_slower, by_chance = (
+        RecordingCost(100, 100, ns, 1.0, 4, spread, None) for ns, spread in ((130, 0.1), (160, 0.1), (130, 0.4))
+    )
+    assert profiled_ratio([rank(0, recording_cost=much_slower), rank(1, recording_cost=slower)]) == 1.3
+    assert profiled_ratio([rank(0, recording_cost=much_slower), rank(1, recording_cost=by_chance)]) == 1
+    assert profiled_ratio([rank(0, recording_cost=much_slower), rank(1, recording_cost=None)]) == 1
+    assert profiled_ratio([]) == 1
