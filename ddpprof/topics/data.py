@@ -543,7 +543,10 @@ def padded_batches(padding: Padding, view: View) -> Iterator[Finding]:
         pad_to_longest(view.framework),
         view.without_profiler(gain_ns),
         numbers=only_known(
-            width=padding.width, longest=padding.longest, removable=padding.removable, num_batches=padding.num_batches
+            num_positions=padding.width,
+            num_used=padding.longest,
+            removable_share=padding.removable,
+            num_batches=padding.num_batches,
         ),
     )
 
