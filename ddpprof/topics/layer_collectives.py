@@ -12,7 +12,7 @@ for buckets that are being sent. Collectives of the backward pass count only if 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, median_high
 from typing import Annotated
@@ -23,10 +23,11 @@ from numpy.typing import NDArray
 from ddpprof.engine.finding import Finding, Predicted, Predictions, only_known, sync_batch_norm_change
 from ddpprof.engine.numbers import Number
 from ddpprof.engine.topic import Topic, View
-from ddpprof.intervals import subtract, union_of
+from ddpprof.intervals import subtract, union, union_of
 from ddpprof.layout import in_ms
 from ddpprof.model import CollectiveKind, DdpModule, Mark, Phase, Rank, RecordedStep, Trace
 from ddpprof.topics.buckets.steps import calls_in_backward, launched_in
+from ddpprof.topics.script_code import line_during
 from ddpprof.topics.script_collectives import barriers, computation_around, spans_of_ddp
 from ddpprof.topics.steps.overlap import marked_spans
 
@@ -45,6 +46,7 @@ class LayerCalls:
         int, Number("time during which at least one of these collectives runs, including waiting for other ranks")
     ]
     exposed_ns: Annotated[int, Number("part of `time_ns` during which no computation runs")]
+    line: Annotated[str | None, Number("line of the script that calls most of the forward collectives")] = None
 
 
 def measure_layer_calls(trace: Trace, step: int, recorded: RecordedStep | None = None) -> LayerCalls | None:
@@ -98,7 +100,17 @@ def _of_rank(rank: Rank, steps: Sequence[int], _modules: Sequence[DdpModule]) ->
         num_backward=median_high(one.num_backward for one in known),
         time_ns=round(median(one.time_ns for one in known)),
         exposed_ns=round(median(one.exposed_ns for one in known)),
+        line=_line_of(rank, rank.trace, steps, recorded),
     )
+
+
+def _line_of(rank: Rank, trace: Trace, steps: Sequence[int], recorded: Mapping[int, RecordedStep]) -> str | None:
+    """Return the line that the host runs while these collectives run or, on an accelerator, when it launches them."""
+    comm = trace.collectives
+    of_steps = [_in_forward(trace, launched_in(trace, step), recorded.get(trace.steps[step].number)) for step in steps]
+    rows = np.concatenate(of_steps)
+    launched_ns = comm.launched_ns[rows]
+    return line_during(rank, union(launched_ns, comm.end_ns[rows] if trace.device == "cpu" else launched_ns + 1))
 
 
 def doubted(predictions: Predictions, calls: LayerCalls | None) -> Predictions:
@@ -128,7 +140,9 @@ def layer_collectives(calls: LayerCalls, view: View) -> Iterator[Finding]:
         return
     number = calls.num_forward + calls.num_backward
     is_sync_batch_norm = calls.layer == _SYNC_BATCH_NORM
-    where = f"{calls.num_forward} in the forward pass and {calls.num_backward} in the backward pass"
+    is_named = calls.line is not None and not is_sync_batch_norm
+    at = f" (at {(calls.line or '').rpartition('/')[2]})" if is_named else ""
+    where = f"{calls.num_forward} in the forward pass{at} and {calls.num_backward} in the backward pass"
     who = f"{calls.layer} calls" if calls.layer is not None else "The model's layers call"
     yield Finding(
         "layer-collectives",

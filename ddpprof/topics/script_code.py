@@ -197,6 +197,16 @@ def _metric_times(sampled: _Sampled, trace: Trace, step: int, split: StepSplit) 
     return launched + sampled.times(_long(split.idle), sampled.computes_metrics)
 
 
+def line_during(rank: Rank, spans: Spans) -> str | None:
+    """Return the line of the script that the host runs for most of these times; ``None`` if it is unknown."""
+    trace, samples = rank.trace, _usable_samples(rank)
+    if trace is None or trace.epoch_ns is None or samples is None:
+        return None
+    sampled = _Sampled(samples, trace.epoch_ns)
+    times = sampled.times(spans, sampled.is_own | sampled.is_library)
+    return sampled.lines[int(times.argmax())] if times.any() else None
+
+
 def _optimizers(rank: Rank, trace: Trace) -> Spans:
     """Return the spans of the optimizers, without the closures that they call if these are recorded."""
     recorded = [one for step in rank.training_steps for one in step.optimizers]

@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from tables import collective, forward, recorded, trace
+import pytest
+from tables import collective, forward, record, recorded, trace
 
 from ddpprof.engine.finding import NewBuckets, Predicted, Predictions, sync_batch_norm_change
 from ddpprof.engine.topic import View
-from ddpprof.model import CollectiveKind, Mark, Phase, Rank, Step, Trace
+from ddpprof.model import CodeSamples, CollectiveKind, Mark, Phase, Rank, Step, Trace
 from ddpprof.topics.layer_collectives import (
     LAYER_COLLECTIVES,
     LayerCalls,
@@ -58,6 +59,23 @@ def test_of_two_steps_the_larger_number_of_calls_counts() -> None:
     found = LAYER_COLLECTIVES.of_rank(Rank(0, both, None), [0, 1], ())
     assert found is not None
     assert (found.num_forward, found.num_backward) == (1, 1)
+
+
+@pytest.mark.parametrize(("device", "ends_us"), [("cpu", (20, 40, 1000)), ("cuda", (20, 21, 1000))])
+def test_the_line_that_calls_them(device: str, ends_us: tuple[int, int, int]) -> None:
+    """On CPU, a line waits from 20 to 40 µs, most of the gather; a GPU's host is there only when it is launched."""
+    assert LAYER_COLLECTIVES.of_rank is not None
+    gather = collective(20_000, 45_000, launched=20_000, phase=Phase.FORWARD, kind=CollectiveKind.ALL_GATHER)
+    made = trace([(0, 1_000_000)], comm=[gather], device=device, epoch=1000)
+    model, loss = "/a/model.py:53 in forward", "/a/train.py:9 in main"
+    samples = CodeSamples(1000, ends_us, (1, 0, 1), (model, loss), (True, True))
+    found = LAYER_COLLECTIVES.of_rank(Rank(0, made, record(code_samples=samples)), [0], ())
+    assert found is not None
+    assert found.line == model
+    (finding,) = layer_collectives(found, View(2, step_ns=100_000))
+    assert finding.evidence.startswith("1 in the forward pass (at model.py:53 in forward) and 0 in the backward pass")
+    (of_norms,) = layer_collectives(replace(found, layer="SyncBatchNorm"), View(2, step_ns=100_000))
+    assert "model.py" not in of_norms.evidence, "the script has many of these lines"
 
 
 def test_what_ddp_does_around_the_modules_forward_is_its_own() -> None:
