@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _VARY = (
     "a script option (--batch-size=32,64), a DDP argument (bucket_cap_mb=5,25), how torch.compile compiles DDP "
     "(compile_order=ddp_first,model_first or optimize_ddp=ddp_optimizer,no_optimization), sync_batch_norm=True,False, "
-    "sparse_embeddings=True,False, detect_anomaly=True,False, or an environment variable (in capitals). With several "
-    "--vary options, all combinations are measured"
+    "sparse_embeddings=True,False, detect_anomaly=True,False, comm_hook=True,False, or an environment variable (in "
+    "capitals). With several --vary options, all combinations are measured"
 )
 
 

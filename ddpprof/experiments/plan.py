@@ -100,7 +100,7 @@ class Variant:
     compile_order: str | None = None
     """order in which DDP and torch.compile wrap the model: ``"ddp_first"`` or ``"model_first"``"""
     switches: Mapping[str, bool] = field(default_factory=dict)
-    """``sync_batch_norm: False``, ``sparse_embeddings: True`` or ``detect_anomaly: False``"""
+    """``sync_batch_norm: False``, ``sparse_embeddings: True``, ``detect_anomaly: False`` or ``comm_hook: False``"""
     command: tuple[str, ...] = ()
     """command that this variant runs instead of the experiment's command"""
 

@@ -8,6 +8,7 @@
     sync_batch_norm=True,False    False: SyncBatchNorm layers use the statistics of their own rank, as BatchNorm does
     sparse_embeddings=True,False  True: embeddings compute sparse gradients, as with Embedding(..., sparse=True)
     detect_anomaly=True,False     False: the script cannot turn on autograd's anomaly detection
+    comm_hook=True,False          False: DDP averages gradients itself, without the comm hooks that the script registers
     NCCL_MAX_CTAS=4,8             environment variable (upper case)
     OMP_NUM_THREADS=1,2           also replaces the argument of the script's calls of torch.set_num_threads
     model.width=32,64             any other word, appended to the script's arguments
@@ -52,7 +53,7 @@ COMPILATIONS: Mapping[str, Sequence[str]] = {
     "optimize_ddp": (OptimizeDdp.DDP_OPTIMIZER, OptimizeDdp.PYTHON_REDUCER, OptimizeDdp.NO_OPTIMIZATION),
 }
 """setting of torch.compile → its possible values"""
-SWITCHES = ("sync_batch_norm", "sparse_embeddings", "detect_anomaly")
+SWITCHES = ("sync_batch_norm", "sparse_embeddings", "detect_anomaly", "comm_hook")
 """features of the script that ddpprof can turn on or off"""
 _COMMA_BETWEEN_VALUES = re.compile(r",(?![^\[]*\])")
 

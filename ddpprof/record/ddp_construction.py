@@ -344,6 +344,9 @@ def modify_ddp(distributed: ModuleType, settings: Settings) -> None:
     if unknown:
         raise CannotRecord(f"DistributedDataParallel in this torch version has no argument {unknown[0]}")
     ddp.__init__ = functools.wraps(ddp.__init__)(_constructor(ddp.__init__, settings))
+    if not settings.switches.get("comm_hook", True):
+        for register in (ddp.register_comm_hook, ddp._register_builtin_comm_hook):
+            setattr(ddp, register.__name__, functools.wraps(register)(_registers_nothing))
     if settings.comm_hook is not None:
         ddp.__init__ = functools.wraps(ddp.__init__)(_constructor_with_hook(ddp.__init__, settings.comm_hook))
     if settings.passes_per_reduction:
@@ -459,6 +462,10 @@ def _use_sparse_gradients(model: Any) -> None:
     for layer in model.modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
             layer.sparse = True
+
+
+def _registers_nothing(*_: Any, **__: Any) -> None:
+    """Stand in for the methods that register comm hooks."""
 
 
 def _constructor_with_hook(original: Callable[..., None], name: str) -> Callable[..., None]:

@@ -90,7 +90,7 @@ class Settings:
     switches: Mapping[str, bool] = field(default_factory=dict)
     """``sync_batch_norm: False`` makes SyncBatchNorm layers compute statistics per rank, as BatchNorm does;
     ``sparse_embeddings: True`` makes embeddings compute sparse gradients; ``detect_anomaly: False`` prevents the script
-    from turning on autograd's anomaly detection
+    from turning on autograd's anomaly detection, and ``comm_hook: False`` from registering comm hooks
     """
     num_threads: int = 0
     """if not 0, number of threads that ``torch.set_num_threads`` sets, whatever argument the script passes"""

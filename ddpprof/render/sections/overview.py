@@ -22,7 +22,7 @@ from ddpprof.layout import (
     percent,
     range_in_ms,
 )
-from ddpprof.model.backends import is_accelerator
+from ddpprof.model.backends import is_accelerator, sends_unchanged
 from ddpprof.model.json_files import Measured
 from ddpprof.model.whole_run import PauseKind
 from ddpprof.ranks_and_steps import STEP_OPTIONS, default_steps, options_for
@@ -547,8 +547,10 @@ def _next(report: Report, paths: Sequence[str], can_replay: bool) -> Iterator[Se
         commands.append(("measure your fix", f"ddpprof try {run} --finding {edit} --script CHANGED.py"))
     if report.failure is None and len(paths) == 1:
         if (words := _words_of_sweep(report)) is not None:
-            sweep = f"ddpprof sweep --vary bucket_cap_mb={_SMALLEST_CAP_MIB},25 {words}"
-            commands.append(("measure a setting", clean(sweep, most=_LONGEST_LINE)))
+            commands += [
+                (what, clean(f"ddpprof sweep --vary {setting} {words}", most=_LONGEST_LINE))
+                for what, setting in _worth_varying(report)
+            ]
         for when, folder in (("before a change", "BEFORE"), ("after the change", "AFTER")):
             repeat = report.job.trace_command("--repeat 6", f"--out {folder}")
             commands.append((when, clean(repeat, most=_LONGEST_LINE)))
@@ -584,13 +586,16 @@ def _to_edit(report: Report, paths: Sequence[str]) -> int | None:
 _SMALLEST_CAP_MIB = 5
 
 
-def _words_of_sweep(report: Report) -> str | None:
-    """Return the words that start the job in a sweep of bucket sizes.
+def _worth_varying(report: Report) -> Iterator[tuple[str, str]]:
+    """Yield settings whose effect only a measurement shows: what to measure, and the setting with its values."""
+    if any(not sends_unchanged(module.comm_hook) for module in report.job.modules):
+        yield "measure the hook", "comm_hook=True,False"
+    if any(module.parameter_bytes > _SMALLEST_CAP_MIB * 2**20 for module in report.job.modules):
+        yield "measure a setting", f"bucket_cap_mb={_SMALLEST_CAP_MIB},25"
 
-    Returns ``None`` if all gradients fit into one bucket, or if only options of ``ddpprof trace`` can start the job.
-    """
-    if all(module.parameter_bytes <= _SMALLEST_CAP_MIB * 2**20 for module in report.job.modules):
-        return None
+
+def _words_of_sweep(report: Report) -> str | None:
+    """Return the command of the job for a sweep; ``None`` if only options of ``ddpprof trace`` can start the job."""
     words = without_step_options(report.job.recorded_with)
     takes_number = bool(words) and words[0].startswith("--nproc")
     starts = words[1 if "=" in words[0] else 2 :] if takes_number else words

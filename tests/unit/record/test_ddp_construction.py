@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.errors import DdpprofError
@@ -350,6 +351,21 @@ def test_the_script_cannot_turn_on_anomaly_detection(monkeypatch: pytest.MonkeyP
     assert not torch.is_anomaly_enabled()
     with torch.autograd.detect_anomaly(check_nan=False):
         assert not torch.is_anomaly_enabled()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_the_script_cannot_register_comm_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("register_comm_hook", "_register_builtin_comm_hook"):
+        monkeypatch.setattr(DistributedDataParallel, name, getattr(DistributedDataParallel, name))
+    monkeypatch.setattr(DistributedDataParallel, "__init__", DistributedDataParallel.__init__)
+    modify_ddp(torch.nn.parallel.distributed, Settings("run", switches={"comm_hook": False}))
+    ddp = DistributedDataParallel(nn.Linear(4, 3))
+    ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    x = torch.randn(8, 4)
+    ddp(x).sum().backward()
+    assert ddp.module.weight.grad is not None
+    assert torch.equal(ddp.module.weight.grad, x.sum(0).expand(3, 4)), "not rounded to 16 bits"
 
 
 def test_embeddings_compute_sparse_gradients_before_ddp_looks() -> None:

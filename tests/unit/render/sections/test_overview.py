@@ -474,6 +474,9 @@ def test_what_comes_next_leads_to_a_result(
     assert offered["before a change"].startswith("ddpprof trace --repeat 6 --out BEFORE ")
     assert offered["after the change"].startswith("ddpprof trace --repeat 6 --out AFTER ")
     assert offered["compare the two"] == "ddpprof compare BEFORE AFTER"
+    hooked = replace(job, modules=(replace(module, comm_hook="fp16_compress_hook"),))
+    of_hook = None if sweep is None else f"ddpprof sweep --vary comm_hook=True,False {sweep}"
+    assert commands_after(hooked).get("measure the hook") == of_hook
     all_in_one = replace(job, modules=(replace(module, parameter_bytes=5 * 2**20),))
     assert "measure a setting" not in commands_after(all_in_one), "the first cap holds all gradients"
 
