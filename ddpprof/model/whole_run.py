@@ -305,3 +305,12 @@ class WholeRun:
     def steps(self) -> Stretch | None:
         """All recorded steps of the rank `shown`, as one range."""
         return self.shown.whole if self.shown is not None else None
+
+    @property
+    def usual_step_ns(self) -> int | None:
+        """Median duration of the steps without a `StepFlag`, in ns; ``None`` if there are too few of them."""
+        steps = self.steps
+        return steps.median_ns or None if steps and steps.num_steps - steps.num_flagged >= _LEAST_STEPS else None
+
+
+_LEAST_STEPS = 20

@@ -496,7 +496,7 @@ class JobRank:
             host=socket.gethostname(),
             pid=self._process,
             torch=str(torch.__version__),
-            profiler_pause_ns=profiler_pause_ns or None,
+            profiler_pause_ns=profiler_pause_ns + self.files.trace.export_ns or None,
             ended=None if ended is None else without_secrets(ended),
             **noted,
         )

@@ -5,9 +5,10 @@ long time, for example during validation or while a CUDA graph is replayed, the 
 step. This limits its memory use. Such a step does not count as profiled, and the next step is profiled instead.
 
 A trace may take hundreds of megabytes, and all ranks may write to the same network folder at the same time. A separate
-thread therefore writes the trace. If the run directory is not on the node's local disk, the thread first writes the
-trace to the local disk and then writes a compressed copy to the run directory. If it is on the local disk, the file is
-only renamed, and is compressed after training.
+thread therefore writes the trace. PyTorch holds Python's global interpreter lock while it writes the JSON, so training
+pauses even so, but not while the trace is compressed or copied. If the run directory is not on the node's local disk,
+the thread first writes the trace to the local disk and then writes a compressed copy to the run directory. If it is on
+the local disk, the file is only renamed, and is compressed after training.
 """
 
 from __future__ import annotations
@@ -170,6 +171,8 @@ class TraceFile:
         self._plain = directory / rundir.plain_trace_file(rank)
         self._compressed = directory / rundir.trace_file(rank)
         self._writing: Future[None] | None = None
+        self.export_ns = 0
+        """time for which PyTorch held the global interpreter lock to write the JSON"""
 
     def write(self, recorded: profile) -> None:
         """Start writing the trace. Errors are raised by `finish`."""
@@ -213,8 +216,10 @@ class TraceFile:
 
     def _export_into(self, folder: Path, recorded: profile) -> None:
         part = folder / own_files.part_name(self._plain.name)
+        began_ns = time.perf_counter_ns()
         try:
             recorded.export_chrome_trace(_relative(part))
+            self.export_ns += time.perf_counter_ns() - began_ns
             if not part.exists() or part.stat().st_size == 0:
                 raise OSError(f"the profiler could not write {part}")
             own_files.narrow(part)  # Kineto creates it

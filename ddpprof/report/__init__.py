@@ -263,16 +263,15 @@ class Report(ShownInNotebooks):
     def step_ns(self) -> int | None:
         """Duration of a step, in ns: the median of the steps that ran without the profiler.
 
-        On an accelerator, or if all steps ran with the profiler, this is the mean of the profiled steps. If no step was
-        profiled, it is the median of the whole run.
+        These are all steps of the run if the times of enough of them are known, and otherwise some of the first steps.
+        On an accelerator, or if all steps ran with the profiler, this is the mean of the profiled steps.
         """
-        timed_ns = self.timed_steps_ns
+        run, timed_ns = self.whole_run, self.timed_steps_ns
         if timed_ns:
-            return round(median(timed_ns))
+            return (run.usual_step_ns if run is not None else None) or round(median(timed_ns))
         light = median_known(step.duration_ns for rank in self.ranks for step in rank.light_steps)
-        steps = self.whole_run.steps if self.whole_run is not None else None
-        known = (self.profiled_step_ns, light, None if steps is None else steps.median_ns)
-        return next((ns for ns in known if ns is not None), None)
+        whole_ns = run.steps.median_ns if run is not None and run.steps is not None else None
+        return next((ns for ns in (self.profiled_step_ns, light, whole_ns) if ns is not None), None)
 
     @property
     def timed_steps_ns(self) -> list[float]:

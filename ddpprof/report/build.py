@@ -82,6 +82,7 @@ def view_of(
     light_ns = _least(median_known(step.duration_ns for step in one.light_steps) for one in reports)
     whole = [one.whole for one in _watched(run) if one.whole is not None and job.averages(one.rank)]
     step_ns = least(lambda s: s.parts.step_ns if s.parts else s.duration_ns) or light_ns
+    usual_ns = run.whole_run.usual_step_ns if run.whole_run is not None else None
     data_ns = least(lambda s: s.parts.data_ns if s.parts else None)
     on_cpu = job.device == "cpu"  # with an accelerator, the host may wait while the accelerator computes
     if data_ns is None and on_cpu:
@@ -103,7 +104,7 @@ def view_of(
         copy_out_ns=least(lambda s: s.wrapper.copy_out_ns),
         launch_bound_ns=least(lambda s: s.idle.late_launch_ns if s.idle else None),
         profiler_ns=None if on_cpu else profiler_cost(reports, usual_steps),
-        profiled_ratio=profiled_ratio(reports) if on_cpu else 1.0,
+        profiled_ratio=profiled_ratio(reports, usual_ns) if on_cpu else 1.0,
         host_read_ns=least(lambda s: s.idle.host_read_ns if s.idle else None),
         optimizer_ns=least(lambda s: s.parts.optimizer_ns if s.parts else None),
         num_micro_steps=next((one.num_micro_steps for one in records), 1),

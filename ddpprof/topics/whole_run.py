@@ -62,8 +62,6 @@ _SPECIAL = {
     "began an epoch": "began an epoch",
     "compiled": "compiled",
 }
-_ALIKE = 1.1
-"""the step times of the recorded steps and of the whole run are both shown if they differ by more than this factor"""
 _SMALL_GROWTH = 0.02
 _LEAST_STEPS = 20
 """minimum number of steps for a median step time"""
@@ -72,24 +70,18 @@ _NOTABLE = 0.01
 """a slowdown is shown on the first screen if it costs at least this share of the run"""
 
 
-def unlike_median_ns(run: WholeRun | None, step_ns: int | None) -> int | None:
-    """Return the median step time of the whole run if it differs much from `step_ns`, that of a few steps."""
-    if run is None or run.steps is None or not run.steps.median_ns or not step_ns:
-        return None
-    return None if 1 / _ALIKE <= run.steps.median_ns / step_ns <= _ALIKE else run.steps.median_ns
-
-
-def whole_run_line(run: WholeRun | None) -> Iterator[Section]:
-    """Yield a summary of the whole run for the first screen."""
+def whole_run_line(run: WholeRun | None, step_ns: int | None) -> Iterator[Section]:
+    """Yield a summary of the whole run for the first screen. `step_ns`: step time that the screen already shows."""
     if run is None or run.steps is None:
         return
-    step = _at_first_and_last(run) or f"median step {in_ms(run.steps.median_ns)}"
+    step = _at_first_and_last(run)
+    if not step and run.steps.median_ns != step_ns:
+        step = f"median step {in_ms(run.steps.median_ns)}"
     paused_ns = sum(one.extra_ns for one in run.pauses if one.kind is not PauseKind.RECORDING)
-    if paused_ns > _MUCH * run.duration_ns:
-        step = f"mean step {in_ms(run.steps.mean_ns)}; {step}"
+    mean = f"mean step {in_ms(run.steps.mean_ns)}" if paused_ns > _MUCH * run.duration_ns else ""
     whole = f"Whole run: {count(run.num_steps, 'step')}, {duration(run.duration_ns)}"
     slower = [f"{count(len(run.slowdowns), 'slowdown')} (--section whole-run)"] if run.slowdowns else []
-    yield Line("; ".join((whole, step, *_growth(run), *slower)))
+    yield Line("; ".join(filter(None, (whole, mean, step, *_growth(run), *slower))))
     largest = max(run.slowdowns, key=lambda one: _took_ns(one, run), default=None)
     if largest is not None and _took_ns(largest, run) >= _NOTABLE * run.duration_ns:
         which = "The slowdown" if len(run.slowdowns) == 1 else "The largest slowdown"

@@ -35,7 +35,7 @@ from ddpprof.topics.failure import failure_lines, failure_sentence
 from ddpprof.topics.steps.measure import StepReport
 from ddpprof.topics.steps.timeline import Timeline, typical_lanes
 from ddpprof.topics.steps.view import left_out, mean_parts, recording_cost_line, step_bars, unusual_steps_line
-from ddpprof.topics.whole_run import hang_line, unlike_median_ns, whole_run_line
+from ddpprof.topics.whole_run import hang_line, whole_run_line
 
 FINDINGS = "Findings"
 IN_VAIN = "Tried without success"
@@ -338,17 +338,9 @@ def verdict_of_steps(report: Report) -> StepVerdict:
     else:
         text += f"In the profiled steps, e{exposed} of {in_ms(profiled_ns)} ({percent(share)})."
     idle = _IDLE_OF_DEVICE if is_accelerator(report.job.device) else _IDLE_OF_HOST
-    text += _of_whole_run(report)
     text += _larger_cost(report, steps, exposed_ns, profiled_ns, idle)
     text += _left_out(report, len({step.step for step in steps}))
     return StepVerdict(text, tuple(numbers))
-
-
-def _of_whole_run(report: Report) -> str:
-    """Return a sentence with the run's median step time if the recorded steps differ much from it, or nothing."""
-    median_ns = unlike_median_ns(report.whole_run, report.step_ns) if report.timed_steps_ns else None
-    takes = "takes" if report.failure is None else "took"
-    return f" The median step of the whole run {takes} {in_ms(median_ns)}." if median_ns is not None else ""
 
 
 _IDLE_OF_DEVICE = "idle time of the accelerator"
@@ -466,7 +458,7 @@ def first_screen(
             _at_most(_MOST_LINES + 1, job_lines(report, _LONGEST_COMMAND), "modules", paths),
             sections_of_topics(report, "job"),
             _verdict(report),
-            whole_run_line(report.whole_run),
+            whole_run_line(report.whole_run, report.step_ns),
             attempt_table(report.attempts, report) if report.attempts else (),
             _at_most(_MOST_LINES, (*unusual_steps_line(report), *missing_lines(report)), "notes", paths),
             _step(report, timeline),

@@ -114,11 +114,15 @@ def profiler_cost(ranks: Iterable[RankReport], usual_steps: Collection[int]) -> 
     return min(costs, default=None)
 
 
-def profiled_ratio(ranks: Iterable[RankReport]) -> float:
-    """Return how many times as long as unrecorded steps profiled steps take, on the rank with the smallest difference.
+def profiled_ratio(ranks: Sequence[RankReport], usual_ns: int | None) -> float:
+    """Return how many times as long as other steps profiled steps take, on the rank with the smallest difference.
 
-    Returns 1 if the difference may be due to chance, or if it is unknown.
+    `usual_ns`: duration of other steps of the run; if it is ``None``, the unrecorded steps of each rank are used.
+    Returns 1 if profiled steps are not longer, if the difference may be due to chance, or if it is unknown.
     """
+    if usual_ns is not None:
+        profiled = [mean_known(step.duration_ns for step in rank.measured_steps) for rank in ranks]
+        return max(1.0, min(((ns or 0) / usual_ns for ns in profiled), default=1.0))
     ratios = []
     for cost in (rank.recording_cost for rank in ranks):
         ratio = cost.profiled_ratio if cost is not None else None

@@ -325,33 +325,25 @@ def wrapper_table(report: ReportView) -> Iterable[Section]:
 
 def unusual_steps_line(report: ReportView) -> Iterable[Section]:
     """Yield a warning if the profiled steps, on which all tables are based, took much longer than other steps."""
-    costs = [rank.recording_cost for rank in steps_of(report) if rank.recording_cost is not None]
-    ratios = [(cost.profiled_ratio, cost.spread) for cost in costs if cost.profiled_ratio and cost.spread is not None]
-    ratio, spread = max(ratios, default=(0.0, 0.0))
-    others = "the steps before them"
-    why = "The machine was busy, or the step is so short that profiler overhead dominates it."
-    if ratio < max(_UNUSUAL, 1 + spread):
-        ratio, usual_ns = _against_the_whole_run(report)
-        others = f"most steps of the whole run, {in_ms(usual_ns)}"
+    ratio, usual_ns = _against_the_whole_run(report)
+    others, least = f"most steps of the whole run, {in_ms(usual_ns)}", _UNUSUAL
+    cost = _of_slowest_rank(report)
+    if not usual_ns and cost is not None and cost.profiled_ratio and cost.spread is not None:
+        ratio, others, least = cost.profiled_ratio, "the steps before them", max(_UNUSUAL, 1 + cost.spread)
+    if ratio >= least:
         why = "The machine was busy, the profiler slowed these steps, or they did more work."
-    if ratio >= _UNUSUAL:
         yield Line(f"Note: the profiled steps took {ratio:.1f} × as long as {others}. {why}", is_warning=True)
 
 
 def _against_the_whole_run(report: ReportView) -> tuple[float, int]:
-    """Return the ratio of profiled steps to the median step of the whole run, and that median in ns; 0 if unknown."""
-    shown = None if (run := report[WHOLE_RUN]) is None else run.shown
-    steps = shown.whole if shown is not None else None
-    profiled = [
-        step
-        for one in steps_of(report)
-        if shown and one.rank == shown.rank
-        for step in one.averaged(report.usual_steps)
-    ]
-    profiled_ns = median_of(profiled, lambda step: step.duration_ns)
-    if steps is None or not steps.median_ns or steps.num_steps - steps.num_flagged < _LEAST_STEPS:
+    """Return the ratio of profiled steps to the usual step of the whole run, and the latter in ns; 0 if unknown."""
+    run = report[WHOLE_RUN]
+    usual_ns = run.usual_step_ns if run is not None else None
+    if run is None or run.shown is None or usual_ns is None:
         return 0.0, 0
-    return (profiled_ns or 0) / steps.median_ns, steps.median_ns
+    of_rank = (one for one in steps_of(report) if one.rank == run.shown.rank)
+    profiled = [step for one in of_rank for step in one.averaged(report.usual_steps)]
+    return (median_of(profiled, lambda step: step.duration_ns) or 0) / usual_ns, usual_ns
 
 
 _TELLS_COST = 0.3
@@ -385,7 +377,7 @@ def recording_cost_line(report: ReportView) -> Iterable[Section]:
         else:
             measured.append(f"{f'{whose} had ' if whose else ''}no measurable cost (± {within:.0%})")
     if cost.profiler_pause_ns is not None:
-        measured.append(f"starting and stopping the profiler paused training once, for {in_ms(cost.profiler_pause_ns)}")
+        measured.append(f"the profiler paused training for {in_ms(cost.profiler_pause_ns)} in total")
     if measured:
         yield Line(f"Recording overhead: {'; '.join(measured)}.", is_aside=True)
 

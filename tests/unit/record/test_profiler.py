@@ -288,8 +288,10 @@ def test_a_trace_is_written_while_training_goes_on(tmp_path: Path) -> None:
     trace = TraceFile(tmp_path, 3)
     trace.write(Recorded(lambda: goes_on.wait(10)))  # type: ignore[arg-type]
     assert files(tmp_path) == []
+    time.sleep(0.05)
     goes_on.set()
     trace.finish(1.0, [])
+    assert 45_000_000 < trace.export_ns < 5_000_000_000
     assert files(tmp_path) == ["rank-3.trace.json.gz"]
     assert json.loads(gzip.decompress((tmp_path / "rank-3.trace.json.gz").read_bytes())) == {"traceEvents": []}
 

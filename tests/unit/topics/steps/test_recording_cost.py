@@ -96,7 +96,10 @@ def test_how_many_times_as_long_profiled_steps_are() -> None:
     slower, much_slower, by_chance = (
         RecordingCost(100, 100, ns, 1.0, 4, spread, None) for ns, spread in ((130, 0.1), (160, 0.1), (130, 0.4))
     )
-    assert profiled_ratio([rank(0, recording_cost=much_slower), rank(1, recording_cost=slower)]) == 1.3
-    assert profiled_ratio([rank(0, recording_cost=much_slower), rank(1, recording_cost=by_chance)]) == 1
-    assert profiled_ratio([rank(0, recording_cost=much_slower), rank(1, recording_cost=None)]) == 1
-    assert profiled_ratio([]) == 1
+    assert profiled_ratio([rank(0, recording_cost=much_slower), rank(1, recording_cost=slower)], None) == 1.3
+    assert profiled_ratio([rank(0, recording_cost=much_slower), rank(1, recording_cost=by_chance)], None) == 1
+    assert profiled_ratio([rank(0, recording_cost=much_slower), rank(1, recording_cost=None)], None) == 1
+    assert profiled_ratio([], None) == 1
+    profiled = [rank(0, *PROFILED, recording_cost=by_chance), rank(1, *PROFILED[:1])]
+    assert profiled_ratio(profiled, PROFILED[0].duration_ns // 2) == pytest.approx(2, rel=1e-3)
+    assert profiled_ratio(profiled, PROFILED[0].duration_ns * 2) == 1
