@@ -444,7 +444,7 @@ class Record(Struct, frozen=True, kw_only=True):
     steps: tuple[RecordedStep, ...] = ()
     """recorded steps; they are stored in a separate file"""
     profiler_pause_ns: Int64 | None = None
-    """time for which training was paused while the profiler started and while the trace was written"""
+    """time for which ddpprof paused training, to begin and end recording and profiling, and to write the trace"""
     ended: str | None = None
     """``"finished"``, ``"interrupted"`` or ``"failed: …"``; ``None`` if the process could not record how it ended"""
     ended_unix_ns: Int64 | None = None

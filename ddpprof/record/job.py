@@ -54,6 +54,15 @@ from ddpprof.redaction import without_secrets
 _MOST_WORDS = 200
 
 
+def _covered_ns(spans: Sequence[tuple[int, int]]) -> int:
+    """Return the length of the union of time spans, each given by its beginning and end."""
+    covered_ns = latest = 0
+    for began, end in sorted(spans):
+        covered_ns += max(0, end - max(began, latest))
+        latest = max(latest, end)
+    return covered_ns
+
+
 def how_it_ends(error: BaseException | None) -> str:
     """Return how the process ends: ``"finished"``, ``"interrupted"`` (by Ctrl-C), or ``"failed: "`` and `error`."""
     if isinstance(error, SystemExit):
@@ -484,8 +493,8 @@ class JobRank:
             first_step=first_step,
         )
 
-    def write_facts(self, noted: dict[str, Any], profiler_pause_ns: int, ended: str | None) -> None:
-        """Write the rank's facts. Raises `OSError`."""
+    def write_facts(self, noted: dict[str, Any], pauses: Sequence[tuple[int, int]], ended: str | None) -> None:
+        """Write the rank's facts. Raises `OSError`. `pauses`: beginning and end of each pause of training so far."""
         if self.files is None:
             return
         record = Record(
@@ -496,7 +505,7 @@ class JobRank:
             host=socket.gethostname(),
             pid=self._process,
             torch=str(torch.__version__),
-            profiler_pause_ns=profiler_pause_ns + self.files.trace.export_ns or None,
+            profiler_pause_ns=_covered_ns([*pauses, *self.files.trace.pauses]) or None,
             ended=None if ended is None else without_secrets(ended),
             **noted,
         )

@@ -1,8 +1,9 @@
 """Run torch.profiler over the profiled steps, each marked ``ProfilerStep#k`` with ddpprof's step number.
 
-The time that training pauses for the profiler is measured and is not part of any step. If a step does not end for a
-long time, for example during validation or while a CUDA graph is replayed, the profiler stops collecting until the next
-step. This limits its memory use. Such a step does not count as profiled, and the next step is profiled instead.
+The times at which training pauses for the profiler are measured and are not part of any step. If a step does not end
+for a long time, for example during validation or while a CUDA graph is replayed, the profiler stops collecting until
+the next step. This limits its memory use. Such a step does not count as profiled, and the next step is profiled
+instead.
 
 A trace may take hundreds of megabytes, and all ranks may write to the same network folder at the same time. A separate
 thread therefore writes the trace. PyTorch holds Python's global interpreter lock while it writes the JSON, so training
@@ -171,8 +172,8 @@ class TraceFile:
         self._plain = directory / rundir.plain_trace_file(rank)
         self._compressed = directory / rundir.trace_file(rank)
         self._writing: Future[None] | None = None
-        self.export_ns = 0
-        """time for which PyTorch held the global interpreter lock to write the JSON"""
+        self.pauses: list[tuple[int, int]] = []
+        """beginning and end of the time in which PyTorch holds the global interpreter lock to write the JSON"""
 
     def write(self, recorded: profile) -> None:
         """Start writing the trace. Errors are raised by `finish`."""
@@ -219,7 +220,7 @@ class TraceFile:
         began_ns = time.perf_counter_ns()
         try:
             recorded.export_chrome_trace(_relative(part))
-            self.export_ns += time.perf_counter_ns() - began_ns
+            self.pauses.append((began_ns, time.perf_counter_ns()))
             if not part.exists() or part.stat().st_size == 0:
                 raise OSError(f"the profiler could not write {part}")
             own_files.narrow(part)  # Kineto creates it
@@ -293,7 +294,8 @@ class StepProfiler:
         self._stops_collecting: Future[None] | None = None
         """pending call that waits until the device is idle, and then stops Kineto's collection for `left`"""
         self._step: record_function | None = None
-        self.pause_ns = 0
+        self.pauses: list[tuple[int, int]] = []
+        """beginning and end, in ns of ``time.perf_counter_ns``, of each pause of training for the profiler"""
 
     @property
     def running(self) -> bool:
@@ -323,14 +325,14 @@ class StepProfiler:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Add the duration of the block to the time that training pauses for the profiler."""
+        """Add the block to `pauses`."""
         began = time.perf_counter_ns()
         self._is_busy = True
         try:
             yield
         finally:
             self._is_busy = False
-            self.pause_ns += time.perf_counter_ns() - began
+            self.pauses.append((began, time.perf_counter_ns()))
 
     def prepare(self) -> None:
         """Warm up the profiler without keeping data. Raises ``RuntimeError`` if another profiler is running."""

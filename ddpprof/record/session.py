@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from threading import get_ident
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -186,11 +187,14 @@ class Session(Listener):
         self.graphs.end_step()
         self.window.end_step()
         EVENTS.step_ends(self.window.step)
+        before, began_ns = self.window.mode, perf_counter_ns()
         if self.window.is_to_open:
             self._open_files()
         self.window.begin_step()
         self._look_for_capture()
         self._bind()
+        if self.window.mode is not before:
+            self.window.pauses.append((began_ns, perf_counter_ns()))
         if self.window.stopping and threading.current_thread() is threading.main_thread():
             raise SystemExit(0)
 

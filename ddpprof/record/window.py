@@ -134,6 +134,8 @@ class Window:
         self.stopping = False
         """True if the job should end now, because recording is complete"""
         self._step_start_ns = 0
+        self.pauses: list[tuple[int, int]] = []
+        """beginning and end, in ns of ``time.perf_counter_ns``, of each pause in which ddpprof changes its mode"""
 
     def begin(self) -> None:
         """Begin with step 0 of the training."""
@@ -379,4 +381,4 @@ class Window:
             self.ended_ns = at_ns or time.time_ns()
             end = {"ended_unix_ns": self.ended_ns, "num_steps": self.step}
             end |= {**self.end_place, "unusual_collective": self.unusual_collective}
-        self._job.write_facts({**self._notes.facts(), **about, **end}, self.profiler.pause_ns, ended)
+        self._job.write_facts({**self._notes.facts(), **about, **end}, [*self.pauses, *self.profiler.pauses], ended)

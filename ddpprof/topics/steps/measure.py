@@ -259,7 +259,7 @@ class RecordingCost:
     spread: float | None
     """spread of the steps with recording off: (largest - smallest) / median"""
     profiler_pause_ns: int | None
-    """time for which training paused to start the profiler and to write the trace"""
+    """time for which ddpprof paused training, to begin and end recording and profiling, and to write the trace"""
 
     @property
     def profiled_ratio(self) -> float | None:

@@ -377,7 +377,7 @@ def recording_cost_line(report: ReportView) -> Iterable[Section]:
         else:
             measured.append(f"{f'{whose} had ' if whose else ''}no measurable cost (± {within:.0%})")
     if cost.profiler_pause_ns is not None:
-        measured.append(f"the profiler paused training for {in_ms(cost.profiler_pause_ns)} in total")
+        measured.append(f"ddpprof paused training for {in_ms(cost.profiler_pause_ns)} in total")
     if measured:
         yield Line(f"Recording overhead: {'; '.join(measured)}.", is_aside=True)
 

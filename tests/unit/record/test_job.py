@@ -24,6 +24,7 @@ from ddpprof.record.job import (
     CrashFile,
     JobRank,
     LastStep,
+    _covered_ns,
     how_it_ends,
     where_it_ends,
 )
@@ -368,7 +369,7 @@ def test_a_rank_that_is_not_profiled_takes_the_same_steps(monkeypatch: pytest.Mo
         *[StepMode.PROFILED] * 3,
     ]
     assert other == [StepMode.SKIP if mode in (StepMode.WARMUP, StepMode.PROFILED) else mode for mode in profiled]
-    assert window.profiler.pause_ns == 0
+    assert window.profiler.pauses == []
     vetoed, _ = modes_of(Job(veto=True), monkeypatch, profile_ranks=((1, 3),), **options)
     assert StepMode.BASELINE not in vetoed
 
@@ -440,3 +441,9 @@ def test_a_rank_that_opens_the_run_directory_slowly_is_awaited(store: dist.Store
     later.start()
     assert everyone_of(ranks) == [True, True]
     later.join()
+
+
+def test_pauses_that_overlap_count_once() -> None:
+    """The trace is written from 30 to 50, while the training thread is paused until 40, and again from 70 to 75."""
+    assert _covered_ns([(70, 75), (10, 40), (30, 50), (12, 20)]) == 45
+    assert _covered_ns([]) == 0
