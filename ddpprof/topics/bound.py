@@ -205,17 +205,20 @@ def bound_remarks(report: ReportView) -> Iterable[str]:
 def bound_sentence(bound: Bound) -> str:
     """Return a sentence that names the limit and the share of exposed communication in the step."""
     share = percent(bound.exposed_ns / bound.step_ns if bound.step_ns else None)
-    is_most = bound.by is BoundBy.BANDWIDTH and 2 * bound.exposed_ns >= bound.step_ns
-    limit = _MOSTLY_COMMUNICATION if is_most else _BY[bound.by]
-    return f"{limit}: exposed communication takes {in_ms(bound.exposed_ns)}, {share} of the step."
+    limits = _OF_MOST if bound.exposed_ns >= _MOSTLY * bound.step_ns else _OF_PART
+    return f"{limits[bound.by]}: exposed communication takes {in_ms(bound.exposed_ns)}, {share} of the step."
 
 
-_BY = {
+_OF_MOST = {
     BoundBy.WAITING: "The step is long because ranks wait for each other",
     BoundBy.LATENCY: "The step is long because of communication latency",
+    BoundBy.BANDWIDTH: "The step is communication-bound",
+}
+_OF_PART = {
+    BoundBy.WAITING: "Ranks wait for each other",
+    BoundBy.LATENCY: "Communication latency is not hidden",
     BoundBy.BANDWIDTH: "Part of the communication is not hidden",
 }
-_MOSTLY_COMMUNICATION = "The step is communication-bound"
 
 
 def _why(bound: Bound, hooked: bool) -> str:

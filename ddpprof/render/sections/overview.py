@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -45,7 +46,10 @@ WORTH_TRYING = "Worth trying: the gain cannot be predicted from this run; measur
 
 def finding_list(report: Report) -> Iterator[Section]:
     texts = finding_texts(report)
-    yield from beyond_noise(report, [text for text, finding in texts if not finding.is_noise])
+    beyond = [text for text, finding in texts if not finding.is_noise]
+    yield from beyond_noise(report, beyond)
+    if not beyond and report.failure is None and (computation := _own_computation(report)):
+        yield Line(computation.strip())
     if uncertain := tuple(text for text, finding in texts if finding.is_worth_trying):
         yield FindingList(WORTH_TRYING, uncertain, "")
     if in_vain := tuple(text for text, finding in texts if finding.gives_nothing):
@@ -155,12 +159,24 @@ def _own_computation(report: Report) -> str:
     share = percent(computing_ns / sum(parts.values()))
     longest = [f"{clean(one.short)} ({in_ms(one.step_ns)})" for one in report.script_lines[:_MOST_SCRIPT_LINES]]
     lines = f" The longest-running lines of a profiled step are {', '.join(longest)}." if longest else ""
+    mostly = "" if report.on_accelerator else _longest_operators(report)
     return (
-        f" {share} of the step is computation of the model and the optimizer, whose efficiency ddpprof does not judge."
-        f"{lines} ddpprof timeline shows its operators."
+        f" {share} of the step is computation of the model and the optimizer{mostly}, whose efficiency ddpprof does "
+        f"not judge.{lines} ddpprof timeline shows its operators."
     )
 
 
+def _longest_operators(report: Report) -> str:
+    """Return a clause that names the operators with the longest total time."""
+    total_ns: Counter[str] = Counter()
+    for one in report.kernels:
+        total_ns[one.kernel.name.removeprefix(_NODE)] += one.total_ns
+    names = [clean(name, most=50) for name, _ in total_ns.most_common(_MOST_OPERATORS)]
+    return f" (mostly {', '.join(names)})" if names else ""
+
+
+_NODE = "autograd::engine::evaluate_function: "
+_MOST_OPERATORS = 3
 _MOST_SCRIPT_LINES = 3
 _COMPUTATION = ("forward_ns", "backward_ns", "optimizer_ns")
 
@@ -526,6 +542,8 @@ def _next(report: Report, paths: Sequence[str], can_replay: bool) -> Iterator[Se
         ("every table", f"{_report(paths)} --full"),
         ("a page with charts", f"{_report(paths)} --out report.html"),
     ]
+    if len(paths) == 1 and not first_changes(report) and _own_computation(report) and report.job.modules:
+        commands.append(("its operators", f"ddpprof timeline {run}"))
     is_replayed = any(finding.predicted for finding in report.findings) or (report.bound and report.bound.would_help)
     if is_replayed and can_replay and len(paths) == 1:
         commands.append(("other settings", f"ddpprof whatif {run}"))

@@ -56,6 +56,8 @@ def test_what_is_sent_decides_between_latency_and_bandwidth() -> None:
     assert said(small).startswith(
         "The step is long because of communication latency: exposed communication takes 25.0 ms, 50% of the step."
     )
+    part = exposing(0.3, buckets=small.buckets)
+    assert said(part).startswith("Communication latency is not hidden: exposed communication takes 15.0 ms, 30%")
 
 
 @pytest.mark.parametrize("num_bytes", [(), (None, None), (1000, None)], ids=["no-buckets", "none-known", "one-known"])

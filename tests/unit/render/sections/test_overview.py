@@ -162,8 +162,8 @@ BOUND = Finding("buckets-too-large", "Bucket 0 holds 90% of the gradients", "why
 
 
 OWN = (
-    "76% of the step is computation of the model and the optimizer, whose efficiency ddpprof does not judge. ddpprof "
-    "timeline shows its operators."
+    "76% of the step is computation of the model and the optimizer (mostly gemm), whose efficiency ddpprof does not "
+    "judge. ddpprof timeline shows its operators."
 )
 HOOK = Change(ChangeKind.COMM_HOOK, {"fp16_compress_hook": True}, "the hook", is_lossy=True)
 
@@ -371,6 +371,27 @@ def test_the_command_that_measures_an_edit_is_offered(changes: dict[str, Any], i
     assert ("--finding 1 --script CHANGED.py" in said) is is_offered
 
 
+def test_the_operators_that_take_the_most_time_are_named() -> None:
+    """On CPU, the runs of an operator at different positions in the step are separate kernels."""
+    (gemm, *_) = report().kernels
+    kernels = tuple(
+        replace(gemm, kernel=replace(gemm.kernel, name=name, position=position), total_ns=total_ns)
+        for position, (name, total_ns) in enumerate(
+            [
+                ("aten::mm", 50), ("autograd::engine::evaluate_function: BmmBackward0", 45), ("aten::softmax", 40),
+                ("aten::add", 30), ("aten::mm", 8), ("aten::add", 14),
+            ]
+        )
+    )  # fmt: skip
+    made = report(findings=(), kernels=kernels)
+    assert "optimizer (mostly aten::mm, BmmBackward0, aten::add), whose efficiency" in change_sentence(made)
+    (_, *said) = finding_list(made)
+    assert next(line.text for line in said if isinstance(line, Line)).startswith("76% of the step is computation of")
+    assert commands_after(made.job, findings=())["its operators"] == "ddpprof timeline runs/a"
+    assert "its operators" not in commands_after(made.job, findings=(CERTAIN,))
+    assert "mostly" not in change_sentence(replace(made, times={"step": "device"}))
+
+
 def test_wrong_training_is_no_fix_of_its_speed() -> None:
     wrong = Finding(
         "same-random-numbers", "Both ranks draw the same random numbers", "", "Seed.", None, is_correctness=True
@@ -481,8 +502,8 @@ def test_what_comes_next_leads_to_a_result(
     assert "measure a setting" not in commands_after(all_in_one), "the first cap holds all gradients"
 
 
-def commands_after(job: Job) -> dict[str, str]:
-    commands = first_screen(report(job=job), ["runs/a"])[-1]
+def commands_after(job: Job, **changes: Any) -> dict[str, str]:
+    commands = first_screen(report(job=job, **changes), ["runs/a"])[-1]
     assert isinstance(commands, Commands)
     return dict(commands.commands)
 
