@@ -102,7 +102,7 @@ class Pause(msgspec.Struct, frozen=True):
     rank's own work
     """
     ranks: tuple[int, ...] = ()
-    """ranks on which `part` takes longer; the other ranks wait for them"""
+    """ranks on which `part` takes longer; the other ranks wait for them. For the kind ``SAVE``: ranks that save"""
     last_step: int | None = None
     """number of the last of the longer steps; set only for the kind ``COMPILATION``"""
     every_ns: Int64 | None = None

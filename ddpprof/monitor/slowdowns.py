@@ -86,7 +86,10 @@ def pauses_in(steps: JobSteps) -> tuple[Pause, ...]:
     saved, evaluated = ((steps.flags & flag) != 0 for flag in (int(StepFlag.SAVED), int(StepFlag.EVALUATED)))
     saving_ns = np.max([rank.save_ns for rank in steps.ranks.values()], axis=0)
     saving_ns = np.where(saved, np.where(evaluated, np.minimum(left_ns, saving_ns), left_ns), 0)
-    pauses = [Pause(PauseKind.SAVE, int(saved.sum()), int(saving_ns.sum()))] if saved.any() else []
+    pauses = []
+    if saved.any():
+        ranks = tuple(rank for rank, rows in steps.ranks.items() if (rows.flags & int(StepFlag.SAVED)).any())
+        pauses.append(Pause(PauseKind.SAVE, int(saved.sum()), int(saving_ns.sum()), ranks=ranks))
     left_ns, left = left_ns - saving_ns, evaluated | ~saved
     for flag, kind in _KINDS:
         mine = left & ((steps.flags & int(flag)) != 0)

@@ -417,13 +417,16 @@ def optimizer_broadcasts(outside: Sequence[OutsideCalls], view: View) -> Iterato
         return
     number = sum(one.num_calls for one in calls)
     pieces = "1 piece" if number == 1 else f"{number} pieces"
-    fewer = "" if number <= (view.world_size or 1) else "parameters_as_bucket_view=True sends fewer and larger pieces. "
+    fewer = "" if number <= (view.world_size or 1) else " parameters_as_bucket_view=True sends fewer and larger pieces."
+    optimizers = [facts.optimizers or () for facts in view.records.values()]
+    shards = [sum(one.state_bytes for one in own) for own in optimizers if any(one.is_sharded for one in own)]
+    whole = f" ({size(sum(shards))} instead of {size(max(shards))})" if any(shards) else ""
     yield Finding(
         "optimizer-broadcasts",
         f"The optimizer broadcasts updated parameters in {pieces} per step",
         _said(calls),
-        f"ZeroRedundancyOptimizer does this because each rank holds only its own shard of the state. {fewer}If memory "
-        "allows, use an ordinary optimizer, which does not communicate.",
+        "ZeroRedundancyOptimizer does this because each rank holds only its own shard of the state. If memory allows, "
+        f"use an ordinary optimizer, which does not communicate. Each rank then holds the whole state{whole}.{fewer}",
         _exposed(calls),
         numbers=only_known(num_calls=number, exposed_ns=_exposed(calls)),
     )

@@ -159,7 +159,8 @@ def _events(run: WholeRun) -> Iterator[Section]:
     if more := len(run.slowdowns) - len(largest):
         yield Line(f"{count(more, 'smaller slowdown')} {'is' if more == 1 else 'are'} in the JSON report.")
     for pause in (one for one in run.pauses if one.extra_ns >= _LEAST_PAUSE_NS):
-        yield Line(f"Apart from slowdowns: {pause_sentence(pause)}.")
+        sentence = pause_sentence(pause)
+        yield Line(f"Apart from slowdowns: {sentence}." if run.slowdowns else f"{sentence[0].upper()}{sentence[1:]}.")
     if run.captures:
         first, last = run.captures[0], run.captures[-1]
         first_name, last_name = (rundir.capture_directory(number) for number in (first, last))
@@ -410,6 +411,12 @@ def _shorter(pause: Pause, view: View) -> tuple[str, Change | None]:
     """Return advice on making long steps shorter or less frequent, and the change if ddpprof can apply it."""
     if pause.kind is PauseKind.EPOCH and (change := _keep_workers(view)) is not None:
         return f"Keep the DataLoader's workers between epochs: {change.code}.", change
+    if pause.kind is PauseKind.SAVE and len(pause.ranks) > 1:
+        who = ranks_in_words(pause.ranks).capitalize()
+        return (
+            f"{who} save files. DDP keeps parameters equal, so rank 0 can save them alone. {_LESS_OFTEN[pause.kind]}",
+            None,
+        )
     if pause.kind is not PauseKind.UNKNOWN:
         return _LESS_OFTEN[pause.kind], None
     if pause.part is StepPart.DATA:

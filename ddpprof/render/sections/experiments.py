@@ -548,11 +548,14 @@ def _promised(promise: Promise) -> str:
     return "" if promise.gain_ns is None else f": promised up to {in_ms(promise.gain_ns)} per step"
 
 
+_OTHER_LOSSES = "the losses differ, because of rounding, a different order of random numbers, or a different training"
+
+
 def _given(one: TriedPromise) -> str:
     if one.measured is None or one.measured.gain_ns is None:
         return f": {one.outcome.value}"
     more = "" if one.more_rounds is None else f", needs {count(one.more_rounds, 'more round')}"
     before = ": " if one.promise.gain_ns is None else ", "
     has_changed = one.losses is not None and one.losses.match is Match.CHANGED
-    losses = "; the losses differ" if has_changed and one.outcome is not Outcome.OTHER_RESULTS else ""
+    losses = f"; {_OTHER_LOSSES}" if has_changed and one.outcome is not Outcome.OTHER_RESULTS else ""
     return f"{before}measured {measured_gain(one.measured)}: {one.outcome.value}{more}{losses}"

@@ -57,7 +57,7 @@ def test_each_kind_of_pause_is_counted() -> None:
     steps = common_steps({0: steps_of(rows)})
     assert steps is not None
     assert pauses_in(steps) == (
-        Pause(PauseKind.SAVE, 3, 154 * MS),
+        Pause(PauseKind.SAVE, 3, 154 * MS, ranks=(0,)),
         Pause(PauseKind.EVALUATION, 2, 180 * MS),
         Pause(PauseKind.EPOCH, 1, 10 * MS),
     )
@@ -76,7 +76,7 @@ def test_what_the_rank_that_saves_longest_takes_counts_for_the_checkpoint() -> N
     waits = [{}, {}, {"backward": 80.0, "wait": 60.0, "evaluation": 150.0, "flags": StepFlag.EVALUATED}]
     steps = common_steps({0: steps_of(saves), 1: steps_of(waits)})
     assert steps is not None
-    assert pauses_in(steps) == (Pause(PauseKind.SAVE, 1, 50 * MS), Pause(PauseKind.EVALUATION, 1, 150 * MS))
+    assert pauses_in(steps) == (Pause(PauseKind.SAVE, 1, 50 * MS, ranks=(0,)), Pause(PauseKind.EVALUATION, 1, 150 * MS))
 
 
 def test_the_last_and_the_first_step_of_epochs_are_one_kind_of_pause() -> None:

@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 from observations import MS, beside
+from tables import record
 
 from ddpprof.engine.finding import Finding
+from ddpprof.model import OptimizerFacts
 from ddpprof.topics.script_collectives import OutsideCalls, Place, Purpose
 
 
@@ -124,3 +126,21 @@ def test_of_gradients_is_spoken_only_where_they_may_be_sent() -> None:
     known = called(Purpose.FEW_NUMBERS, MS, place=Place.AFTER_BACKWARD)
     for call in (after, known):
         assert "average gradients" not in only_one(beside("outside", (call,))).advice
+
+
+def test_what_an_ordinary_optimizer_would_need_is_told() -> None:
+    """ZeroRedundancyOptimizer itself holds no state; the optimizer that it wraps holds one rank's shard."""
+
+    def facts(name: str, state_bytes: int, is_sharded: bool) -> OptimizerFacts:
+        return OptimizerFacts(name, state_bytes, is_sharded, None, False, False, 1, 4)
+
+    zero = facts("ZeroRedundancyOptimizer", 0, True)
+    records = {
+        rank: record(rank, optimizers=(zero, facts("AdamW", num_bytes, False)))
+        for rank, num_bytes in ((0, 3_000_000), (1, 5_000_000))
+    }
+    calls = (called(Purpose.OTHER, MS, num_bytes=None, place=Place.OPTIMIZER, kind="broadcast", num_calls=6),)
+    finding = next(one for one in beside("outside", calls, records=records) if one.rule == "optimizer-broadcasts")
+    assert (
+        "Each rank then holds the whole state (8.0 MB instead of 5.0 MB). parameters_as_bucket_view" in finding.advice
+    )

@@ -268,13 +268,15 @@ def test_slow_downs_hangs_and_pauses_are_said(whole: Report) -> None:
         for line in said
     )
     assert "Apart from slowdowns: checkpoints took 5.0 s in 3 steps." in said
+    alone = lines(report(whole_run=replace(found, slowdowns=())))
+    assert "Checkpoints took 5.0 s in 3 steps." in alone
 
 
 @pytest.mark.parametrize(("extra_ns", "is_said"), [(49 * MS, False), (50 * MS, True)])
 def test_a_pause_that_nobody_notices_is_not_said(whole: Report, extra_ns: int, is_said: bool) -> None:
     assert whole.whole_run is not None
     found = replace(whole.whole_run, pauses=(Pause(PauseKind.SAVE, 1, extra_ns),))
-    assert any(line.startswith("Apart from slowdowns: ") for line in lines(report(whole_run=found))) is is_said
+    assert any(line.startswith("Checkpoints took ") for line in lines(report(whole_run=found))) is is_said
 
 
 def test_the_largest_slow_downs_are_listed_in_their_order(whole: Report) -> None:
@@ -384,6 +386,16 @@ def test_pauses_are_told_apart() -> None:
         pause_sentence(recorded)
         == "the 15 steps that ddpprof recorded took 3.1 s longer than the same number of other steps"
     )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "begins"),
+    [((), "Save less often, or"), ((0,), "Save less often, or"), ((0, 2), "Ranks 0, 2 save files. DDP keeps")],
+)
+def test_one_rank_is_enough_to_save(ranks: tuple[int, ...], begins: str) -> None:
+    run = WholeRun(110, 10, 10 * SECOND, (), pauses=(Pause(PauseKind.SAVE, 10, 3 * SECOND, ranks=ranks),))
+    (finding,) = long_steps(run, View(3, 70_000_000))
+    assert finding.advice.startswith(begins)
 
 
 LOADERS = {
