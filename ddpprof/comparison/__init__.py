@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import sqrt
 from pathlib import PurePath
 from statistics import fmean, mean, median
@@ -303,11 +303,13 @@ def _metrics(a: Sequence[Report], b: Sequence[Report], asked: Sequence[str]) -> 
         [{name: _by_step(steps_of(run), value) for name, value in measures.items()} for run in side] for side in (a, b)
     ]
     are_timed = all(report.timed_steps_ns for report in (*a, *b))
-    if are_timed:  # use the step times of the reports, which do not include the profiler's overhead
-        for run, report in zip((*sides[0], *sides[1]), (*a, *b), strict=True):
-            run["step"] = run[FASTEST_STEP] = report.timed_steps_ns
+    are_whole = are_timed and all(report.whole_run and report.whole_run.usual_step_ns for report in (*a, *b))
     for run, report in zip((*sides[0], *sides[1]), (*a, *b), strict=True):
         run[MEAN_STEP] = _mean_step(report)
+        if are_timed:  # use the step times of the reports, which do not include the profiler's overhead
+            run["step"] = run[FASTEST_STEP] = report.timed_steps_ns
+        if are_whole and report.whole_run is not None:
+            run["step"] = [float(one.median_ns) for one in report.whole_run.usual_stretches]
     known = [name for name in measures if all(any(run[name] for run in side) for side in sides)]
     num_asked = sum(name in asked for name in known)
     noise_ns = plausible_noise_ns([median(run["step"]) for side in sides for run in side if run["step"]] or [0.0])
@@ -317,7 +319,28 @@ def _metrics(a: Sequence[Report], b: Sequence[Report], asked: Sequence[str]) -> 
         of_a, of_b = ([run[name] for run in side if run[name]] for side in sides)
         questions = num_asked if name in asked else len(known) - num_asked
         changes.append(_change(name, of_a, of_b, noise_ns, questions, usual.get(name, median)))
-    return tuple(changes)
+    return tuple(_of_reports(one, a, b, noise_ns) if are_whole and one.metric == "step" else one for one in changes)
+
+
+def _of_reports(change: MetricChange, a: Sequence[Report], b: Sequence[Report], noise_ns: float) -> MetricChange:
+    """Return the change with the step times of the reports, which are medians of whole runs."""
+    runs_a, runs_b = ([report.step_ns or 0 for report in side] for side in (a, b))
+    return replace(
+        change,
+        a_ns=round(median(runs_a)),
+        b_ns=round(median(runs_b)),
+        num_steps_a=sum(map(_num_steps, a)),
+        num_steps_b=sum(map(_num_steps, b)),
+        runs_a_ns=tuple(runs_a),
+        runs_b_ns=tuple(runs_b),
+        difference=difference_between(runs_a, runs_b, noise_ns, change.num_questions),
+    )
+
+
+def _num_steps(report: Report) -> int:
+    """Return the number of steps from which the step time of the whole run is known."""
+    steps = report.whole_run.steps if report.whole_run is not None else None
+    return steps.num_usual if steps is not None else 0
 
 
 def _mean_step(report: Report) -> list[float]:

@@ -155,6 +155,11 @@ class Stretch:
     """
 
     @property
+    def num_usual(self) -> int:
+        """Number of steps without a `StepFlag`."""
+        return self.num_steps - self.num_flagged
+
+    @property
     def mean_ns(self) -> int:
         return round((self.end_ns - self.start_ns) / self.num_steps)
 
@@ -310,7 +315,13 @@ class WholeRun:
     def usual_step_ns(self) -> int | None:
         """Median duration of the steps without a `StepFlag`, in ns; ``None`` if there are too few of them."""
         steps = self.steps
-        return steps.median_ns or None if steps and steps.num_steps - steps.num_flagged >= _LEAST_STEPS else None
+        return steps.median_ns or None if steps and steps.num_usual >= _LEAST_STEPS else None
+
+    @property
+    def usual_stretches(self) -> list[Stretch]:
+        """Stretches of the rank `shown` in which at least half of the steps have no `StepFlag`."""
+        stretches = self.shown.stretches if self.shown is not None else ()
+        return [one for one in stretches if 2 * one.num_flagged <= one.num_steps]
 
 
 _LEAST_STEPS = 20

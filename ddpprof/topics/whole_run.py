@@ -107,16 +107,10 @@ def _took_ns(one: StepSlowdown, run: WholeRun) -> int:
 
 def _at_first_and_last(run: WholeRun) -> str:
     """Return the median step time at the start and at the end of the run, excluding steps that have a `StepFlag`."""
-    parts = _with_usual_steps(run)
+    parts = run.usual_stretches
     if len(parts) < 2 or sum(one.num_steps for one in parts) < _LEAST_STEPS * len(parts) / 2:
         return ""
     return f"median step {in_ms(parts[0].median_ns)} at the start, {in_ms(parts[-1].median_ns)} at the end"
-
-
-def _with_usual_steps(run: WholeRun) -> list[Stretch]:
-    """Return the stretches in which at least half of the steps have no `StepFlag`."""
-    stretches = run.shown.stretches if run.shown is not None else ()
-    return [one for one in stretches if 2 * one.num_flagged <= one.num_steps]
 
 
 def _growth(run: WholeRun) -> list[str]:
@@ -444,7 +438,7 @@ def _keep_workers(view: View) -> Change | None:
 
 def growing_steps(run: WholeRun, view: View) -> Iterator[Finding]:
     """Report steps that become longer and longer over the run, because something may grow with the number of steps."""
-    stretches = _with_usual_steps(run)
+    stretches = run.usual_stretches
     if len(stretches) < _LEAST_STRETCHES or run.steps is None:
         return
     first, last = stretches[0], stretches[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from ddpprof.comparison.gate import GateResult, judge, overall, parse_conditions
 from ddpprof.errors import DdpprofError
 from ddpprof.model import Kernel
 from ddpprof.model.whole_run import RankWholeRun, Stretch, WholeRun
-from ddpprof.report import Report
+from ddpprof.report import LightStepReport, Report
 from ddpprof.statistics.between_runs import MOST_RUNS, Difference
 from ddpprof.topics.kernels import MOST_KERNELS, KernelSummary
 
@@ -340,3 +341,31 @@ def test_the_step_is_the_one_that_each_report_tells() -> None:
     [step] = [one for one in compare_reports(run, run).metrics if one.metric == "step"]
     assert step.a_ns == pytest.approx(run.step_ns)
     assert run.step_ns == pytest.approx((2 * 65.2e6 + 90e6) / 3)
+
+
+def over_the_run(*stretches_ms: int) -> Report:
+    """A run on CPU whose two timed steps took 80 ms, and whose stretches of ten steps had these medians."""
+    stretches = tuple(
+        Stretch(10 * index, 10, 0, 10 * ms * MS, ms * MS, ms * MS, 0, 0, 0, 0, None, None, 10 if ms == 300 else 0)
+        for index, ms in enumerate(stretches_ms)
+    )
+    usual = [ms for ms in stretches_ms if ms != 300]
+    whole = replace(stretches[0], num_steps=10 * len(stretches), num_flagged=10, median_ns=round(median(usual)) * MS)
+    one = RankWholeRun(0, "node", 0, 10, 110, 5, "finished", "other", 0, whole, stretches)
+    timed = tuple(LightStepReport(number, "off", 80 * MS, None) for number in (5, 6))
+    made = with_idle(3000, whole_run=WholeRun(110, 10, 5, (one,)))
+    return replace(made, ranks=tuple(replace(rank, light_steps=timed) for rank in made.ranks))
+
+
+def test_the_step_of_training_on_cpu_is_that_of_the_whole_run() -> None:
+    """A stretch in which ddpprof recorded does not count."""
+    a, b = over_the_run(300, 60, 58, 62, 59, 61), over_the_run(300, 50, 49, 51, 48, 52)
+    change = metric(compare_runs(a, b), "step")
+    assert (change.a_ns, change.b_ns) == (a.step_ns, b.step_ns) == (60 * MS, 50 * MS)
+    assert (change.num_steps_a, change.num_steps_b) == (50, 50)
+    assert (change.of_steps.low, change.of_steps.high) == (-13 * MS, -7 * MS)
+    several = metric(compare(RunSet((a, b, a)), RunSet((b,))), "step")
+    assert several.runs_a_ns == (60 * MS, 50 * MS, 60 * MS)
+    assert several.difference.shift_ns == -10 * MS
+    unwatched = metric(compare_runs(a, replace(b, whole_run=None)), "step")
+    assert (unwatched.a_ns, unwatched.b_ns) == (80 * MS, 80 * MS), "as both runs know it"
