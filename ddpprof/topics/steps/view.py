@@ -356,14 +356,16 @@ def recording_cost_line(report: ReportView) -> Iterable[Section]:
     if cost is None:
         return
     light, profiled = cost.light_ratio, cost.profiled_ratio
-    by_chance = [ratio for ratio in (light, profiled) if ratio is not None and cost.is_noise(ratio)]
+    known = [ratio for ratio in (light, profiled) if ratio is not None]
+    most = profiled or max(known, default=0)  # profiled steps are also recorded lightly
+    by_chance = [ratio for ratio in known if cost.is_noise(ratio) or ratio > most]
     measured = [
         f"{name} took {ratio:.2f} × as long ({in_ms(took_ns)} instead of {in_ms(cost.off_ns)})"
         for name, ratio, took_ns in (
             ("profiled steps", profiled, cost.profiled_ns),
             ("lightly recorded steps", light, cost.light_ns),
         )
-        if ratio is not None and not cost.is_noise(ratio)
+        if ratio is not None and ratio not in by_chance
     ]
     if by_chance:
         within = max([cost.spread or 0.0, *(abs(ratio - 1) for ratio in by_chance)])
