@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import median
@@ -91,9 +91,17 @@ def build_sweep(experiment: Experiment, results: Sequence[TrialResult]) -> Sweep
     if not points:
         return None
     jobs = [result.job for result in results if result.job is not None]
-    return sweep_report(
-        experiment.command, jobs[0], experiment.variants[0].varied, points, problems(experiment, results)
-    )
+    varied = experiment.variants[0].varied
+    missing = (*_same_buckets(varied, results), *problems(experiment, results))
+    return sweep_report(experiment.command, jobs[0], varied, points, missing)
+
+
+def _same_buckets(varied: str, results: Sequence[TrialResult]) -> Iterator[str]:
+    """Yield a sentence if a sweep of bucket sizes compares equal buckets."""
+    known = [result for result in results if result.buckets]
+    num_variants = len({result.trial.variant for result in known})
+    if varied.startswith("bucket_cap") and num_variants > 1 and len({result.buckets for result in known}) == 1:
+        yield f"DDP makes the same buckets with all values of {varied}, so all differences are due to chance"
 
 
 def sweep_report(

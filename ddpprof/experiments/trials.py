@@ -19,6 +19,7 @@ from ddpprof.files import Location
 from ddpprof.load.record import load_losses
 from ddpprof.load.run import load_run
 from ddpprof.model import Record, Run, StepMode
+from ddpprof.model.ddp_module import Buckets
 from ddpprof.report import Job, RankReport, Report
 from ddpprof.report.build import build_report
 
@@ -84,6 +85,8 @@ class TrialResult:
     """
     num_samples: int | None = None
     """number of samples per step on all ranks together; known only if a single DataLoader feeds the training"""
+    buckets: tuple[Buckets, ...] = ()
+    """buckets of each DDP module"""
 
 
 def read_trial(directory: Location, trial: Trial) -> TrialResult | None:
@@ -114,6 +117,7 @@ def trial_result(trial: Trial, run: Run) -> TrialResult:
         report.overlap_slowdown.lost_ns if report.overlap_slowdown is not None else None,
         _transfer_ns(report, profiled) if profiled else None,
         _num_samples(records, report.job.num_micro_steps or 1),
+        tuple(module.buckets for module in records[0].modules) if records else (),
     )
 
 

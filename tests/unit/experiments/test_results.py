@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 import tables
@@ -205,3 +206,24 @@ def test_overhead_at_best_and_in_samples(transfer_ms: float | None, least_ms: fl
     assert any(f"With DDP, a step takes at least {(least_ms or 0) / 10:.3f} × as long" in text for text in texts) is (
         least_ms is not None
     )
+
+
+ONE, TWO = (((3, 2, 1, 0),),), (((3, 2), (1, 0)),)
+
+
+@pytest.mark.parametrize(
+    ("varied", "buckets", "is_said"),
+    [
+        pytest.param("bucket_cap_mb", (ONE, ONE), True, id="the-same"),
+        pytest.param("bucket_cap_mb", (ONE, TWO), False, id="others"),
+        pytest.param("static_graph", (ONE, ONE), False, id="of-another-setting"),
+        pytest.param("bucket_cap_mb", ((), ()), False, id="unknown"),
+    ],
+)
+def test_a_sweep_of_sizes_that_give_the_same_buckets_says_so(varied: str, buckets: Any, is_said: bool) -> None:
+    variants = [Variant(1, label, varied=varied) for label in ("5", "25")]
+    results = [result(number, round_, (10, 11), buckets=buckets[number]) for number in (0, 1) for round_ in range(2)]
+    report = build_experiment(planned(ExperimentKind.SWEEP, *variants), results)
+    assert isinstance(report, SweepReport)
+    said = "DDP makes the same buckets with all values of bucket_cap_mb, so all differences are due to chance"
+    assert report.missing == ((said,) if is_said else ())
