@@ -13,7 +13,7 @@ from ddpprof.engine.numbers import clocks_of
 from ddpprof.engine.topic import View
 from ddpprof.model import DdpModule, OtherFile, RecordedStep, Run
 from ddpprof.model.backends import is_accelerator
-from ddpprof.model.whole_run import RankWholeRun
+from ddpprof.model.whole_run import RankWholeRun, WholeRun
 from ddpprof.report import REPORT_FORMAT, Job, Module, Report
 from ddpprof.report.run_profile import KnownRun
 from ddpprof.report.topics import (
@@ -93,7 +93,7 @@ def view_of(
         world_size=run.world_size,
         backend=job.backend,
         step_ns=step_ns,
-        step_noise_ns=_step_noise_ns(reports),
+        step_noise_ns=_step_noise_ns(reports, run.whole_run if on_cpu else None),
         modules=modules,
         comm_ns=least(lambda s: s.comm_ns),
         exposed_ns=least(lambda s: s.exposed_ns),
@@ -175,14 +175,18 @@ def _watched(run: Run) -> Sequence[RankWholeRun]:
     return run.whole_run.ranks if run.whole_run is not None else ()
 
 
-def _step_noise_ns(ranks: Sequence[RankReport]) -> int | None:
-    """Return half the width of the 95 % interval of the median step time in ns, on the rank where it is smallest."""
-    noises = []
-    for rank in ranks:
-        steps_ns = [step.duration_ns for step in rank.measured_steps] or [step.duration_ns for step in rank.light_steps]
-        few = len(steps_ns) < 2
-        noises.append(None if few else round(student_quantile(0.025, len(steps_ns) - 1) * error_of_median(steps_ns)))
-    return _least(noises)
+def _step_noise_ns(ranks: Sequence[RankReport], run: WholeRun | None) -> int | None:
+    """Return half the width of the 95 % interval of the median step time in ns.
+
+    It is derived from the median step times in parts of the whole run, if they are known. Otherwise, it is that of the
+    profiled steps, on the rank where it is smallest.
+    """
+    samples = [[step.duration_ns for step in one.measured_steps or one.light_steps] for one in ranks]
+    if run is not None and run.usual_step_ns is not None:
+        samples = [[one.median_ns for one in run.usual_stretches]]
+    return _least(
+        round(student_quantile(0.025, len(ns) - 1) * error_of_median(ns)) if len(ns) > 1 else None for ns in samples
+    )
 
 
 def _least(values: Iterable[int | None]) -> int | None:
