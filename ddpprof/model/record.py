@@ -443,6 +443,8 @@ class Record(Struct, frozen=True, kw_only=True):
     """absolute paths to which the rank wrote with ``torch.save``"""
     steps: tuple[RecordedStep, ...] = ()
     """recorded steps; they are stored in a separate file"""
+    round_trip_ns: Int64 | None = None
+    """shortest round trip of a message to the host of the job's key-value store, before the recorded steps"""
     profiler_pause_ns: Int64 | None = None
     """time for which ddpprof paused training, to begin and end recording and profiling, and to write the trace"""
     ended: str | None = None

@@ -5,7 +5,7 @@ The interval of a prediction comes from replays with other plausible networks:
 slower, faster   by the error of the fit, which increases with the distance of bucket sizes, number of ranks and
                  bandwidth from the measured values; also with a higher or lower cost to concurrent computation
 more latency     the largest plausible latency, if the buckets of the run have about the same size, because latency and
-                 bandwidth then cannot be distinguished
+                 bandwidth then cannot be distinguished; the round trip of a short message limits it, if known
 """
 
 from __future__ import annotations
@@ -24,6 +24,11 @@ from ddpprof.predict.replay import NOTHING, Computed, Cost, Link, Replayed, Trai
 _LEAST_RATE_ERROR = 0.02
 _RATE_ERROR_PER_DOUBLING = 0.1
 """for bucket sizes, numbers of ranks or bandwidths outside the measured range: relative error per doubling"""
+_RATE_ERROR_OF_A_WIRE = 0.03
+_OF_A_WIRE = 3.0
+"""between hosts, a time per byte of at least this many ns is that of the wire: up to 2.7 Gbit/s. It hardly depends on
+the size of a bucket, apart from latency; netbench measures 0.111 to 0.121 GB/s for 2 to 134 MB at 1 Gbit/s
+"""
 _BEYOND = 2
 """a bucket that is outside the range of measured sizes by at most this factor does not increase the error"""
 _TAKEN_ERROR = 0.3
@@ -33,6 +38,10 @@ _MOST_LATENCY_NS = 1e6
 """upper bound on the latency of a bucket, in ns; used if the latency was not measured"""
 _MOST_LATENCY_OF_A_ROUND_NS = 10e6
 """largest plausible latency of one message, in ns, as between distant hosts or if threads wait for a core"""
+_MOST_WAITING_NS, _MOST_LAUNCHING_NS = 2e6, 0.1e6
+"""largest plausible latency of one message beyond the round trip, in ns: on CPU, where gloo's threads may wait for a
+core, and on an accelerator
+"""
 _ONE_SIZE = 4
 """latency and bandwidth can be distinguished if the largest size is at least this many times the smallest"""
 
@@ -64,24 +73,29 @@ def doubts_about(network: Network, link: Link, setting: Setting, training: Train
     links = [slower, faster]
     if not network.is_benched and network.most_bytes < _ONE_SIZE * network.least_bytes:
         reasons.append("the run's buckets all have about the same size, so latency and bandwidth cannot be separated")
-        links.append(_with_most_latency(network, link, setting))
+        links.append(_with_most_latency(network, link, setting, training))
     return Doubts(tuple(links), tuple(reasons))
 
 
-def _with_most_latency(network: Network, link: Link, setting: Setting) -> Link:
+def _with_most_latency(network: Network, link: Link, setting: Setting, training: Training) -> Link:
     """Return the link with the largest plausible latency that leaves the duration of the run's buckets unchanged."""
     num_bytes = (network.least_bytes + network.most_bytes) / 2
     rounds, usual_ns = setting.algorithm.rounds(setting.world_size or network.world_size), link.alone.ns(num_bytes)
-    latency_ns = min(usual_ns, rounds * _MOST_LATENCY_OF_A_ROUND_NS)
+    of_round_ns = _MOST_LATENCY_OF_A_ROUND_NS
+    if training.round_trip_ns is not None:
+        beyond_ns = _MOST_WAITING_NS if training.on_cpu else _MOST_LAUNCHING_NS
+        of_round_ns = min(of_round_ns, training.round_trip_ns + beyond_ns)
+    latency_ns = min(usual_ns, rounds * of_round_ns)
     return replace(link, alone=Cost(latency_ns, (usual_ns - latency_ns) / num_bytes), busy=NOTHING)
 
 
 def _rate_error(network: Network, link: Link, setting: Setting, training: Training) -> tuple[float, list[str]]:
     """Return the relative error of the bandwidth, and messages that say why it is larger than the error of the fit."""
-    error, reasons, sizes = max(_LEAST_RATE_ERROR, network.relative_error), [], training.bucket_bytes
-    beyond = max(network.least_bytes / max(1, min(sizes)), max(sizes) / network.most_bytes)
-    if beyond > _BEYOND:
-        error += _RATE_ERROR_PER_DOUBLING * log2(beyond)
+    error, reasons = max(_LEAST_RATE_ERROR, network.relative_error), []
+    doublings = _doublings_beyond(network, training.bucket_bytes)
+    if doublings:
+        is_wire = training.crosses_hosts and link.alone.ns_per_byte >= _OF_A_WIRE
+        error += (_RATE_ERROR_OF_A_WIRE if is_wire else _RATE_ERROR_PER_DOUBLING) * doublings
         reasons.append(
             "some buckets are outside the range of sizes for which the network was measured "
             f"({_megabytes(network.least_bytes)} to {_megabytes(network.most_bytes)} MB)"
@@ -97,6 +111,15 @@ def _rate_error(network: Network, link: Link, setting: Setting, training: Traini
         error += _RATE_ERROR_PER_DOUBLING / 2 * abs(log2(link.alone.ns_per_byte / network.link.alone.ns_per_byte))
         reasons.append("the bandwidth was specified, not measured")
     return error, reasons
+
+
+def _doublings_beyond(network: Network, sizes: Sequence[int]) -> float:
+    """Return by how many doublings buckets are outside the range of measured sizes, as a mean over their bytes."""
+    total = 0.0
+    for num_bytes in sizes:
+        beyond = max(network.least_bytes / max(1, num_bytes), num_bytes / network.most_bytes)
+        total += num_bytes * (log2(beyond) if beyond > _BEYOND else 0.0)
+    return total / max(1, sum(sizes))
 
 
 def _with_rates(link: Link, factor: float) -> Link:

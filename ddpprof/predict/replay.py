@@ -240,6 +240,9 @@ class Training:
     world_size: int
     backend: str
     on_cpu: bool
+    crosses_hosts: bool = False
+    round_trip_ns: int | None = None
+    """round trip of a short message between two ranks; ``None`` if unknown"""
     knows_parameters: bool = True
     """``False`` if each of `gradients` stands for a whole bucket from a trace, whose parameters are unknown"""
     find_unused_parameters: bool = False

@@ -222,6 +222,9 @@ class AgreedRecording:
     """number of the leading rank, which opens the run directory"""
 
 
+_ROUND_TRIPS = 5
+
+
 class Agreement:
     """Agreement of the ranks of a job, through the job's store, on where and what to record."""
 
@@ -259,6 +262,14 @@ class Agreement:
 
     def is_led(self) -> bool:
         return bool(self.store.check(["leader"]))
+
+    def round_trip_ns(self) -> int:
+        """Return the shortest of a few round trips to the host of the store."""
+        times_ns = [time.perf_counter_ns()]
+        for _ in range(_ROUND_TRIPS):
+            self.is_led()
+            times_ns.append(time.perf_counter_ns())
+        return min(end - begin for begin, end in itertools.pairwise(times_ns))
 
     def verdict(self, patience_s: float = _JOIN_PATIENCE_S, offer_s: float = _OFFER_S) -> AgreedRecording | None:
         """Return the result of the agreement; ``None`` if no rank leads yet.
@@ -320,6 +331,7 @@ class JobRank:
         self._settings = settings
         self._prefix = f"ddpprof/{next(_session_numbers)}"
         self._agreement: Agreement | None = None
+        self._round_trip_ns: int | None = None
         self._run_id = ""
         self._process = os.getpid()
         self.rank = 0
@@ -449,6 +461,8 @@ class JobRank:
         self._run_id, self.everyone_records, self._leader = verdict.run_id, verdict.everyone, verdict.leader
         self.began_part = self._keep_part(directory, self._settings, verdict.run_id)
         self.files = RankOutput(directory, self.rank)
+        if device is not None:
+            self._round_trip_ns = self._agreement.round_trip_ns()
         return True
 
     def prepare_capture(self, directory: Path, settings: Settings) -> None:
@@ -505,6 +519,7 @@ class JobRank:
             host=socket.gethostname(),
             pid=self._process,
             torch=str(torch.__version__),
+            round_trip_ns=self._round_trip_ns,
             profiler_pause_ns=_covered_ns([*pauses, *self.files.trace.pauses]) or None,
             ended=None if ended is None else without_secrets(ended),
             **noted,

@@ -131,6 +131,8 @@ class Job:
     """ranks with which the lowest rank averages its gradients; ``None`` if these are all ranks of the job, or if
     unknown
     """
+    round_trip_ns: Annotated[int | None, HOST] = None
+    """longest round trip of a message from a rank to the host of the job's key-value store"""
     spare_cores: float | None = None
     """number of unused CPU cores per rank, on the host where it is lowest; ``None`` if unknown"""
     ranks_per_core: float | None = None

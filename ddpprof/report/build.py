@@ -385,6 +385,7 @@ def _job(run: Run, ranks: Sequence[RankSummary], modules: Sequence[DdpModule]) -
         recorded_with=_words(run.settings.get("recorded_with")),
         only_watched=run.settings.get("steps") == 0 == run.settings.get("cost_steps"),
         group_ranks=_group_of(ranks[0]) if ranks else None,
+        round_trip_ns=max((one.round_trip_ns for one in facts if one.round_trip_ns is not None), default=None),
         spare_cores=min(((one.num_cores - one.num_threads) / one.num_ranks for one in hosts), default=None),
         ranks_per_core=max((one.num_ranks / one.num_cores for one in hosts), default=None),
         is_of_torchrun=run.is_of_torchrun,

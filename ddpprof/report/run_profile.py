@@ -154,6 +154,8 @@ def _of_whole_buckets(report: Report, sizes: Sequence[int]) -> Training:
         world_size=report.job.num_averaging or 1,
         backend=report.job.backend or "",
         on_cpu=report.job.device == "cpu",
+        crosses_hosts=len(report.job.hosts) > 1,
+        round_trip_ns=report.job.round_trip_ns,
         knows_parameters=False,
     )
 
@@ -336,6 +338,8 @@ def training_of(report: Report, module: DdpModule, index: int = 0) -> Training:
         world_size=report.job.num_averaging or 1,
         backend=report.job.backend or "",
         on_cpu=report.job.device == "cpu",
+        crosses_hosts=len(report.job.hosts) > 1,
+        round_trip_ns=report.job.round_trip_ns,
         find_unused_parameters=bool(settings.get("find_unused_parameters")),
         static_graph=bool(settings.get("static_graph")),
         gradient_as_bucket_view=bool(settings.get("gradient_as_bucket_view")),

@@ -549,7 +549,7 @@ def _next(report: Report, paths: Sequence[str], can_replay: bool) -> Iterator[Se
         commands.append(("other settings", f"ddpprof whatif {run}"))
     if left := _left_to_try(report, paths):
         is_known = any(not one.is_noise for one in left)
-        lossy = " --allow-lossy" if all(one.is_lossy for one in left) else ""
+        lossy = " --allow-lossy" if left[0].is_lossy else ""
         commands.append(
             (_to_try(report, left[0]) if is_known else "measure uncertain gains", f"ddpprof try {run}{lossy}")
         )
@@ -576,9 +576,15 @@ def _to_try(report: Report, finding: Finding) -> str:
     return "try the first fix" if first and first[-1][0].number == number else f"try finding {number}"
 
 
+def _can_try(report: Report, paths: Sequence[str]) -> bool:
+    """Return whether `ddpprof try` can run the job again, which it does only on one host."""
+    job = report.job
+    return len(paths) == 1 and bool(job.recorded_with) and len(job.hosts) < 2 and report.failure is None
+
+
 def _left_to_try(report: Report, paths: Sequence[str]) -> list[Finding]:
     """Return the findings with a change that `ddpprof try` can apply and has not tried yet."""
-    if len(paths) != 1 or not report.job.recorded_with or report.failure is not None:
+    if not _can_try(report, paths):
         return []
     return [one for one in report.findings if one.change is not None and not one.is_decided and one.has_advice]
 
@@ -586,7 +592,7 @@ def _left_to_try(report: Report, paths: Sequence[str]) -> list[Finding]:
 def _to_edit(report: Report, paths: Sequence[str]) -> int | None:
     """Return the number of the first finding with a gain if its change must be made in the script, else ``None``."""
     first = first_changes(report)
-    if len(paths) != 1 or not report.job.recorded_with or report.failure is not None or not first:
+    if not _can_try(report, paths) or not first:
         return None
     text, finding = first[-1]
     is_edit = finding.expected_ns is not None and finding.change is None and not finding.is_left_out_of_trials

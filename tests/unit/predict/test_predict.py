@@ -11,7 +11,7 @@ from ddpprof.errors import DdpprofError
 from ddpprof.model.backends import TCP_PAYLOAD, Compression
 from ddpprof.model.ddp_module import Caps, Gradient
 from ddpprof.predict import Algorithm, BucketCaps, Setting, sent_share
-from ddpprof.predict.predict import gain, predict
+from ddpprof.predict.predict import doubts_about, gain, predict
 from ddpprof.predict.replay import Cost, Link
 
 
@@ -314,3 +314,49 @@ def test_the_interval_reaches_as_far_as_the_worse_of_a_slower_and_a_faster_netwo
     assert faster > 20 - (slower - 20)
     assert (made.high_ns - made.step_ns) / UNIT == pytest.approx(slower - 20)
     assert (made.step_ns - made.low_ns) / UNIT == pytest.approx(slower - 20)
+
+
+def test_a_tiny_bucket_does_not_make_the_others_uncertain() -> None:
+    """Of 4 MiB and a kB, the kB was 13 doublings below what was measured, and the rest within it."""
+    sizes = (*training().gradients, Gradient(1024))
+    tiny = training(gradients=sizes, buckets=((0, 1), (2, 3), (4,)))
+    ready = computed(10, (11, 12, 13, 14, 14), 14)
+    with_tiny = predict(profile(network=network(least_bytes=MIB), training=tiny, computed=ready), Setting())
+    without = predict(profile(), Setting())
+    assert with_tiny.high_ns - with_tiny.low_ns == pytest.approx(without.high_ns - without.low_ns, rel=0.02)
+
+
+def rate_error(ns_per_byte: float, **changes: Any) -> float:
+    """Return by how much slower the slower network sends buckets of 1 MiB, if one of 8 MiB was measured."""
+    link = Link(Cost(0.0, ns_per_byte))
+    doubts = doubts_about(
+        network(link, least_bytes=8 * MIB, most_bytes=8 * MIB, num_sizes=1), link, Setting(), training(**changes)
+    )
+    return doubts.links[0].alone.ns_per_byte / ns_per_byte - 1
+
+
+def test_the_rate_of_a_wire_hardly_depends_on_the_size() -> None:
+    """Buckets of 2 MiB are two doublings below the measured 8 MiB."""
+    assert rate_error(1.0) == pytest.approx(0.02 + 0.2)
+    assert rate_error(8.0) == pytest.approx(0.02 + 0.2), "ranks of one host may only be busy"
+    assert rate_error(1.0, crosses_hosts=True) == pytest.approx(0.02 + 0.2)
+    assert rate_error(8.0, crosses_hosts=True) == pytest.approx(0.02 + 0.06)
+
+
+@pytest.mark.parametrize(
+    ("round_trip_ns", "on_cpu", "latency_ns"),
+    [
+        pytest.param(None, False, 2 * 10e6, id="unknown"),
+        pytest.param(50_000, False, 2 * 0.15e6, id="accelerator"),
+        pytest.param(50_000, True, 2 * 2.05e6, id="threads-may-wait-for-a-core"),
+        pytest.param(60_000_000, False, 2 * 10e6, id="between-continents"),
+    ],
+)
+def test_a_round_trip_limits_the_latency(round_trip_ns: int | None, on_cpu: bool, latency_ns: float) -> None:
+    """A bucket of 16 MiB at 8 ns per byte takes 134 ms, two rounds of messages among two ranks included."""
+    size = 16 * MIB
+    of_run = network(Link(Cost(0.0, 8.0)), least_bytes=size, most_bytes=size, num_sizes=1, is_benched=False)
+    doubts = doubts_about(of_run, of_run.link, Setting(), training(round_trip_ns=round_trip_ns, on_cpu=on_cpu))
+    alone = doubts.links[-1].alone
+    assert alone.constant_ns == pytest.approx(latency_ns)
+    assert alone.ns(size) == pytest.approx(8.0 * size)

@@ -447,3 +447,19 @@ def test_pauses_that_overlap_count_once() -> None:
     """The trace is written from 30 to 50, while the training thread is paused until 40, and again from 70 to 75."""
     assert _covered_ns([(70, 75), (10, 40), (30, 50), (12, 20)]) == 45
     assert _covered_ns([]) == 0
+
+
+class SlowStore:
+    """A store whose answers come after 20, 5 and then 10 ms."""
+
+    def __init__(self) -> None:
+        self.waits_s = iter((0.02, 0.005))
+
+    def check(self, _keys: list[str]) -> bool:
+        time.sleep(next(self.waits_s, 0.01))
+        return True
+
+
+def test_the_shortest_round_trip_to_the_store_counts() -> None:
+    agreement = Agreement(SlowStore(), 2, (0, 1))  # type: ignore[arg-type]
+    assert 5_000_000 <= agreement.round_trip_ns() < 10_000_000

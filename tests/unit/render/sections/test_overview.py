@@ -369,6 +369,16 @@ def test_the_command_that_measures_an_edit_is_offered(changes: dict[str, Any], i
     job = replace(report().job, recorded_with=("train.py",))
     said = drawn(report(findings=(finding,), job=job))
     assert ("--finding 1 --script CHANGED.py" in said) is is_offered
+    on_two_hosts = commands_after(replace(job, hosts=("a", "b")), findings=(finding,))
+    assert not any("ddpprof try" in command for command in on_two_hosts.values())
+
+
+def test_a_change_that_rounds_gradients_is_tried_only_if_allowed() -> None:
+    lossy = replace(BOUND, rule="trailing-communication", change=HOOK, predicted=SAVES)
+    lossless = replace(BOUND, change=ddp_change(None, bucket_cap_mb=1), predicted=SAVES)
+    job = replace(report().job, recorded_with=("train.py",))
+    assert commands_after(job, findings=(lossy,))["try the first fix"] == "ddpprof try runs/a --allow-lossy"
+    assert commands_after(job, findings=(lossless, lossy))["try the first fix"] == "ddpprof try runs/a"
 
 
 def test_the_operators_that_take_the_most_time_are_named() -> None:
