@@ -138,7 +138,8 @@ def _take_change(options: argparse.Namespace, report: Report) -> None:
     if "bucket_cap_mb_list" in values:
         options.bucket_cap_mb_list = [values["bucket_cap_mb_list"]]
     options.gradient_as_bucket_view = options.gradient_as_bucket_view or bool(values.get("gradient_as_bucket_view"))
-    options.static_graph = options.static_graph or bool(values.get("static_graph"))
+    searches_no_more = values.get("find_unused_parameters") is False  # like a static graph, in the replay
+    options.static_graph = options.static_graph or bool(values.get("static_graph")) or searches_no_more
 
 
 _REPLAYED = {"bucket_cap_mb", "bucket_cap_mb_list", "gradient_as_bucket_view", "static_graph", "find_unused_parameters"}

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 from netbenches import netbench
+from reports import report
 from shared import TRACES
 
 from ddpprof.cli import main
 from ddpprof.cli.arguments import bytes_per_s
-from ddpprof.cli.whatif import _WORLD, add_whatif_options
+from ddpprof.cli.whatif import _WORLD, _take_change, add_whatif_options
+from ddpprof.engine.finding import Finding, ddp_change
 from ddpprof.render.json_documents import schema
 from ddpprof.report.whatif import WhatIf
 
@@ -190,3 +192,11 @@ def test_a_finding_s_change_is_replayed(capsys: pytest.CaptureFixture[str]) -> N
 def test_findings_that_are_not_there(number: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["whatif", RUN, "--no-cache", "--finding", number]) == 2
     assert complaint in capsys.readouterr().err
+
+
+def test_without_the_search_for_unused_parameters_the_graph_is_as_good_as_static() -> None:
+    """Removing `find_unused_parameters` spares the search, and lets DDP rebuild its buckets."""
+    finding = Finding("x", "", "", "", 1, change=ddp_change(None, find_unused_parameters=False))
+    options = Namespace(finding=1, path=Path("a"), gradient_as_bucket_view=False, static_graph=False)
+    _take_change(options, report(findings=(finding,)))
+    assert options.static_graph
