@@ -83,7 +83,7 @@ def own_cores() -> tuple[int, ...] | None:
 
 
 def threads_per_core(core: int, root: Path = _ROOT) -> int | None:
-    """Return how many hardware threads (Linux counts them as cores) share the physical core; ``None`` if unknown."""
+    """Return how many hardware threads (Linux counts them as cores) share a physical core; ``None`` if unknown."""
     with suppress(OSError, ValueError):
         siblings = root / f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list"
         ranges = [part.split("-") for part in siblings.read_text(encoding="utf-8").split(",")]  # such as 0,32 or 0-1

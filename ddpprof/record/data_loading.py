@@ -34,7 +34,7 @@ from ddpprof.record.events import Listener
 
 _MAX_ROWS = 32
 _MAX_ELEMENTS = 256
-"""maximum number of elements that are read from all tensors of a sample together: at most 64 KiB per batch"""
+"""maximum number of elements read per sample, over all of its tensors; this limits a batch to 64 KiB"""
 _MAX_MASK = 1_000_000
 """maximum number of elements of an attention mask that is read, which takes less than 1 ms"""
 _MAX_TENSORS = 8

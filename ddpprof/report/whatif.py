@@ -163,11 +163,11 @@ def _copying_error_ns(report: Report) -> float:
 
 
 def _without_straggler(run: KnownRun, changes: _Changes, stragglers: Sequence[Straggler]) -> Predicted | None:
-    """Predict the step for the case that the straggler's gradients are ready as early as on the other ranks.
+    """Predict the step as if the straggler's gradients were ready as early as on the other ranks.
 
-    This is done only for a rank that is late in its backward pass, where communication may hide part of the delay. A
-    delay elsewhere, or with a forward pass that synchronizes the ranks (for example to broadcast buffers), delays all
-    ranks by the full time.
+    This is done only for a rank that is late in its backward pass, where communication may hide part of the delay. If
+    the delay is elsewhere, or if the forward pass synchronizes the ranks (for example to broadcast buffers), all ranks
+    are delayed by the full time.
     """
     if not stragglers or stragglers[0].part is not OwnTimePart.BACKWARD:
         return None

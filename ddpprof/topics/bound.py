@@ -143,8 +143,8 @@ def _waiting_ns(across: AcrossRanks | None) -> int | None:
 def _would_help(view: View, by: BoundBy, exposed_ns: int) -> Sequence[WouldHelp]:
     """Return the predicted gain of each change, limited to the exposed communication.
 
-    `WhatHelps.NO_SYNC` is included only if gradients accumulate. If they do not, every backward pass needs its own
-    reduced gradients, for example if an optimizer evaluates its closure several times per step.
+    `WhatHelps.NO_SYNC` is included only if gradients accumulate. Otherwise (for example, if an optimizer evaluates its
+    closure several times per step), every backward pass needs its own reduced gradients.
     """
     predictions = view.predictions
     best = predictions.best_buckets

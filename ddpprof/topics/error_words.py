@@ -30,7 +30,7 @@ _ADVICE = {
         find_unused_parameters=True to DistributedDataParallel.""",
     r"modified by an inplace operation": """
         Before each forward pass, DDP copies rank 0's buffers, such as BatchNorm's statistics, into the module. If a
-        loss needs two forward passes, pass broadcast_buffers=False, or call backward() between them.""",
+        loss needs two forward passes before backward(), pass broadcast_buffers=False.""",
     r"backward through the graph a second time": """
         The loss depends on a tensor from an earlier step: call detach() on everything that is kept between steps, such
         as hidden states or accumulated losses.""",

@@ -12,8 +12,8 @@ The time outside the passes is the step without these times: from the start of e
 backward pass; the optimizer; waiting for data; communication; and, for lines of the script's own code, idle gaps. On an
 accelerator, *outside* and *loss* are instead the duration of the kernels that a line launches at these times, and
 *metric* is the duration of the kernels that it launches plus the idle gaps. Code inside a module that is not part of
-the DDP module counts for the line that calls the module. A line for which *comm* is longer than *outside* or *loss*
-calls collectives, which have rules of their own, so that this time counts as 0.
+the DDP module counts for the line that calls the module. If *comm* of a line is longer than its *outside* or
+*loss*, that value counts as 0: the line calls collectives, which have rules of their own.
 
 An idle gap is a time in which no operator runs on the accelerator or, in training on CPU, on the training thread.
 Shorter gaps are the overhead of the operators themselves. A sample of a function of PyTorch or of a framework does not
@@ -67,7 +67,7 @@ class CodeLine:
     ] = 0
 
     comm_ns: Annotated[
-        int, Number("time on CPU in which the line calls and awaits collectives outside forward and backward")
+        int, Number("on CPU: time in which the line calls collectives outside both passes, and waits for them")
     ] = 0
 
     metric_ns: Annotated[int, Number("time in which the line computes metrics with a library such as torchmetrics")] = 0
@@ -423,8 +423,8 @@ def code_outside_passes(ranks: Sequence[RankCode], view: View) -> Iterator[Findi
     gain_ns = view.without_profiler(took_ns)
     yield Finding(
         "code-outside-passes",
-        f"Operators outside the model, the backward pass and the optimizer take {in_ms(gain_ns)} per step, mostly at "
-        f"{named or 'many lines'}",
+        f"Operators outside the model, the backward pass and the optimizer take {in_ms(gain_ns)} per step, "
+        f"{f'mostly at {named}' if named else 'spread over many lines'}",
         f"{_sampled_in(least, view)}{loss}",
         "Run work that is not needed in every step less often, and work that needs no gradients under torch.no_grad(). "
         "Replace loops over elements or parameters by operators on whole tensors or lists of tensors: weight_decay for "

@@ -458,8 +458,8 @@ def growing_steps(run: WholeRun, view: View) -> Iterator[Finding]:
         f"{in_ms(at_end[part] - at_start[part])} longer at the end{memory}",
         "Find what grows with the number of steps: a list of losses or outputs that keep their graphs (append "
         "loss.item() or output.detach()), a queue or cache that is never trimmed, hooks that are registered again in "
-        "each step, or a file that is read or written as a whole. The steps may also be meant to become longer, for "
-        "example with growing inputs.",
+        "each step, or a file that is read or written as a whole. The steps may also become longer by design, for "
+        "example because the inputs grow.",
         gain_ns,
         may_be_meant=True,
         numbers=only_known(first_ns=first.median_ns, last_ns=last.median_ns, num_steps=num_steps),

@@ -160,7 +160,7 @@ def _of_world(answer: WhatIf) -> Iterable[Section]:
 
 
 def _of_which_ddp(answer: WhatIf, step_ns: float) -> str:
-    """Return sentences about how much of the time that larger batches save is communication time."""
+    """Return sentences that say how much of the time saved by larger batches is communication time."""
     was_ns, ratio = answer.without_world_comm_ns, answer.work_ratio
     if was_ns is None or answer.without_world_ns is None or ratio <= 1:
         return ""
