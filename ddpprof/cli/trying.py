@@ -202,7 +202,7 @@ def _as_it_is(options: argparse.Namespace, report: Report) -> Experiment:
         )
     _refuse_others_run(options)
     job = parse_trace_words(words, "try")
-    if not job.is_one_node:
+    if not job.is_one_node or len(report.job.hosts) > 1:
         raise DdpprofError("the job ran on several nodes, but ddpprof try can start it only on this node.")
     torchrun = job.options.torchrun
     return Experiment(

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 from experiments import PLAN
+from reports import report
 
 from ddpprof.cli import main
 from ddpprof.cli.commands import parsers
 from ddpprof.cli.experiments import plan
 from ddpprof.cli.job import split_experiment
+from ddpprof.cli.trying import _as_it_is
+from ddpprof.errors import DdpprofError
 from ddpprof.experiments.plan import Experiment, ExperimentKind, read_plan, write_plan
 
 
@@ -131,3 +134,11 @@ def test_a_resumed_try_may_be_given_more_rounds(
     assert read_plan(tmp_path).rounds == 12
     assert main(["try", "--resume", str(tmp_path), "--timed-steps", "12"]) == 2
     assert "all options from the experiment" in capsys.readouterr().err
+
+
+def test_a_job_of_several_hosts_is_not_tried_on_one() -> None:
+    """It may have been started on each host by hand, without an option that tells."""
+    options = argparse.Namespace(path=Path("a"), trust=True)
+    job = replace(report().job, recorded_with=("train.py",), hosts=("a", "b"))
+    with pytest.raises(DdpprofError, match="the job ran on several nodes, but ddpprof try can start it only"):
+        _as_it_is(options, report(job=job))
