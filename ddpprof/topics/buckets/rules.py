@@ -242,15 +242,16 @@ def buckets_too_small(rows: Rows, view: View) -> Iterator[Finding]:
         total = _total_bytes(buckets)
         if len(buckets) < 4 or len(transfers) < len(buckets) or total / len(buckets) >= MIB:
             continue
-        latency, new = min(transfers), _fewer_buckets(view, module, len(buckets))
+        latency, new = _latency_ns(view, min(transfers)), _fewer_buckets(view, module, len(buckets))
         wanted = len(new.bucket_bytes)
         gain = min(view.exposed_ns, buckets[0].num_passes * (len(buckets) - wanted) * latency)
         if wanted < len(buckets) and view.worth(gain, new.predicted):
             yield Finding(
                 "buckets-too-small",
                 f"{len(buckets)} small buckets ({size(total / len(buckets))} on average) add latency",
-                f"even the fastest all-reduce takes {in_ms(latency)}; all {len(buckets)} buckets hold only "
-                f"{size(total)}, for which "
+                f"even the fastest all-reduce takes {in_ms(min(transfers))}"
+                + (f", of which up to {in_ms(latency)} is latency" if latency < min(transfers) else "")
+                + f"; all {len(buckets)} buckets hold only {size(total)}, for which "
                 + (f"DDP's default builds {wanted}" if new.is_default else f"{wanted} would be best"),
                 _USE_DEFAULT if new.is_default else f"Use fewer buckets: {call_for(view.framework, new)}.",
                 at_most(gain, new.predicted),
@@ -261,6 +262,21 @@ def buckets_too_small(rows: Rows, view: View) -> Iterator[Finding]:
             )
 
 
+def _latency_ns(view: View, fastest_ns: int) -> int:
+    """Return how much of the fastest all-reduce may be latency, in ns: all of it if no round trip is known.
+
+    A ring sends 2(n-1) messages, one after the other.
+    """
+    trips_ns = [one.round_trip_ns for one in view.records.values() if one.round_trip_ns is not None]
+    rounds = 2 * ((view.group_size or view.world_size or 1) - 1)
+    beyond_ns = _WAITING_NS if view.shares_cores else _LAUNCHING_NS
+    return min(fastest_ns, rounds * (max(trips_ns) + beyond_ns)) if trips_ns else fastest_ns
+
+
+_WAITING_NS, _LAUNCHING_NS = 2_000_000, 100_000
+"""time that a message may take beyond a round trip: if threads of the ranks share cores with computation, and on an
+accelerator
+"""
 _USE_DEFAULT = (
     "Use fewer buckets: do not pass bucket_cap_mb or bucket_cap_mb_list to DDP; the default "
     f"caps are {DEFAULT_FIRST_CAP_MIB} MiB for the first bucket and {DEFAULT_CAP_MIB} MiB for the rest."

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 from observations import HELD, LATE, MS, observed, of_mib, only
-from tables import ddp_module
+from tables import ddp_module, record
 
 from ddpprof.engine.finding import Predicted, Predictions
 from ddpprof.engine.topic import View
@@ -190,6 +190,27 @@ def test_buckets_too_small(
     known = [{"transfer_ns": transfer_ns}] * len(module.buckets)
     findings = find_all(observed(module, known, exposed_ns=exposed_ns))
     assert [(f.rule, f.gain_ns) for f in findings] == ([] if gain_ns is None else [("buckets-too-small", gain_ns)])
+
+
+@pytest.mark.parametrize(
+    ("backend", "round_trips_ns", "gain_ms"),
+    [
+        pytest.param("nccl", (200_000, 300_000), 4 * 0.8, id="accelerator"),
+        pytest.param("gloo", (200_000, 300_000), 4 * 4.6, id="threads-wait-for-cores"),
+        pytest.param("gloo", (None, None), 4 * 9, id="unknown"),
+        pytest.param("nccl", (200_000, 30_000_000), 4 * 9, id="between-continents"),
+    ],
+)
+def test_only_latency_is_saved_by_fewer_buckets(
+    backend: str, round_trips_ns: tuple[int | None, int | None], gain_ms: float
+) -> None:
+    """Two messages among two ranks, each at most as long as the longest round trip and what comes on top of it."""
+    records = {rank: record(rank, round_trip_ns=ns) for rank, ns in enumerate(round_trips_ns)}
+    known = [{"transfer_ns": 9 * MS}] * len(TINY.buckets)
+    found = find_all(observed(TINY, known, exposed_ns=90 * MS, backend=backend, records=records))
+    (finding,) = [one for one in found if one.rule == "buckets-too-small"]
+    assert finding.gain_ns == pytest.approx(gain_ms * MS)
+    assert ("of which up to" in finding.evidence) is (gain_ms < 36)
 
 
 FIRST = [{"first_ready_ns": 10 * MS, "ready_ns": 30 * MS}, {"ready_ns": 50 * MS}]
