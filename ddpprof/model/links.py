@@ -84,6 +84,21 @@ class LinkFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Traffic:
+    """What all processes of a machine sent and received over one interface during some steps of a rank."""
+
+    interface: str
+    num_steps: int
+    sent_bytes: int
+    received_bytes: int
+
+    @property
+    def bytes_per_step(self) -> float:
+        """Bytes per step in the direction that carries more."""
+        return max(self.sent_bytes, self.received_bytes) / max(1, self.num_steps)
+
+
+@dataclass(frozen=True, slots=True)
 class NcclChoices:
     """NCCL's choices, as logged by one process. Channels are counted in one direction."""
 

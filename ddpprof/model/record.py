@@ -16,7 +16,7 @@ from msgspec import Struct, field
 
 from ddpprof.model.ddp_module import Compilation, DdpModule
 from ddpprof.model.json_files import Int64
-from ddpprof.model.links import LinkFacts
+from ddpprof.model.links import LinkFacts, Traffic
 
 
 class StepMode(StrEnum):
@@ -531,6 +531,8 @@ class Record(Struct, frozen=True, kw_only=True):
     """number of cores of the machine"""
     debugging: tuple[str, ...] = ()
     """debugging settings that slow down every step: ``detect_anomaly``, or environment variables with their values"""
+    traffic: Traffic | None = None
+    """traffic of the interface to other machines, from the first recorded step to the end of the record"""
     links: LinkFacts | None = None
     """links of the machine; ``None`` in records of older versions of ddpprof"""
     threads_per_core: Int64 | None = None

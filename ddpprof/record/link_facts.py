@@ -56,6 +56,14 @@ def link_facts(backend: str | None, root: Path = Path("/")) -> LinkFacts:
     )
 
 
+def carried_bytes(interface: str, root: Path = Path("/")) -> tuple[int, int] | None:
+    """Return how many bytes the interface has sent and received so far; ``None`` if the kernel does not tell."""
+    with suppress(*_NOT_TOLD):
+        counters = root / "sys" / "class" / "net" / interface / "statistics"
+        return int(_text(counters / "tx_bytes")), int(_text(counters / "rx_bytes"))
+    return None
+
+
 def _open_files(folder: Path) -> Iterator[str]:
     with suppress(OSError):
         for name in os.listdir(folder)[:_MOST_FILES]:

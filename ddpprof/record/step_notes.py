@@ -21,7 +21,7 @@ from ddpprof.linux_files import cpu_quota, own_cores, threads_per_core
 from ddpprof.model import DETAILED_MODES, DataParallelModule, Forward, RecordedStep, RpcCall, StepMode
 from ddpprof.model.backends import standard_name
 from ddpprof.model.ddp_module import CompileOrder
-from ddpprof.model.links import LinkFacts
+from ddpprof.model.links import LinkFacts, Traffic
 from ddpprof.record import consistency
 from ddpprof.record.compilation import compilation, count_graphs, is_at_limit, num_compiled, order_of
 from ddpprof.record.consistency import Unaveraged
@@ -29,7 +29,7 @@ from ddpprof.record.data_loading import Feeding, random_states
 from ddpprof.record.ddp_construction import unfrozen_parameters
 from ddpprof.record.ddp_module import OpenForward, RecordedModule, data_parallel_facts
 from ddpprof.record.events import Listener
-from ddpprof.record.link_facts import link_facts
+from ddpprof.record.link_facts import carried_bytes, link_facts
 from ddpprof.record.machine import MemoryNotes, PeakNotes, TrainingDevice, devices_of
 from ddpprof.record.script_lines import CodeSampler, HostReads
 
@@ -134,6 +134,8 @@ class JobEnvironment(Listener):
         """ranks of each process group that averages gradients"""
         self._world_size = 0
         self._links: LinkFacts | None = None
+        self._traffic_began: tuple[int, tuple[int, int]] | None = None
+        """step before which the traffic was first read, and the bytes sent and received until then"""
         self._compile_order: CompileOrder | None = None
         self._detects_anomalies = False
 
@@ -187,6 +189,24 @@ class JobEnvironment(Listener):
             path = os.path.abspath(os.fspath(target))
             if path not in self._checkpoints:
                 self._checkpoints.append(path)
+
+    def traffic_begins(self, step: int) -> None:
+        """Read the traffic of the interface to other machines before a step. Its facts must have been read."""
+        if (carried := self._carried()) is not None:
+            self._traffic_began = step, carried
+
+    def traffic(self, step: int) -> Traffic | None:
+        """Return the traffic until the beginning of `step`."""
+        carried = self._carried()
+        if carried is None or self._traffic_began is None or self._links is None or self._links.interface is None:
+            return None
+        first_step, (sent, received) = self._traffic_began
+        return Traffic(self._links.interface, step - first_step, carried[0] - sent, carried[1] - received)
+
+    def _carried(self) -> tuple[int, int] | None:
+        links = self._links
+        is_known = links is not None and links.leaves_machine and not links.others_used
+        return carried_bytes(links.interface or "") if is_known and links is not None else None
 
     def facts(self) -> dict[str, Any]:
         """Return what was recorded, as fields of the `Record`."""
@@ -353,6 +373,7 @@ class StepNotes(Listener):
         for module in self.modules:
             module.replica.recording_begins(step)
         self.unaveraged.first_look(step)
+        self.environment.traffic_begins(step)
         self.unfrozen()  # the next call returns parameters that have changed since this call
 
     def recording_ends(self, step: int) -> None:

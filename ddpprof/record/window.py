@@ -375,7 +375,8 @@ class Window:
         if ended in (None, "finished", "stopped"):  # otherwise, the accelerator may hang
             with suppress(Exception):
                 self._notes.unaveraged.second_look(self.step)
-        about = {"profiles": self._profiles, "no_trace": self._no_trace}
+        traffic = self._notes.environment.traffic(self.step)
+        about = {"profiles": self._profiles, "no_trace": self._no_trace, "traffic": traffic}
         end: dict[str, object] = {}
         if ended is not None:
             self.ended_ns = at_ns or time.time_ns()

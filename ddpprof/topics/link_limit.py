@@ -18,15 +18,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ddpprof.engine.finding import Change, Finding, at_most, environment_change, only_known
+from ddpprof.engine.finding import Change, Finding, at_most, environment_change, only_known, size
 from ddpprof.engine.topic import ReportView, Topic, View
 from ddpprof.layout import Line, Section, clean, count, gigabytes_per_s, percent, three_digits
 from ddpprof.model import CollectiveKind, DdpModule, Rank, Record
 from ddpprof.model.backends import ON_HOST
 from ddpprof.model.json_files import NetBench
 from ddpprof.model.links import InfinibandPort, LinkFacts, NcclChoices, PcieLink, common_interfaces
+from ddpprof.topics.buckets.rules import BUCKETS
 from ddpprof.topics.collectives import CollectiveSummary, measure_link, power_of_two
+from ddpprof.topics.layer_collectives import LAYER_COLLECTIVES
 from ddpprof.topics.ranks.across import ACROSS
+from ddpprof.topics.script_collectives import SCRIPT_COLLECTIVES
 from ddpprof.words import listed
 
 _LEAST_BYTES = 1 << 20
@@ -466,6 +469,52 @@ def at_link_limit(limit: LinkLimit, view: View) -> Iterator[Finding]:
     )
 
 
+def other_traffic(_limit: LinkLimit, view: View) -> Iterator[Finding]:
+    """Report an interface that carries much more than the gradients, such as data that is read over the network."""
+    gradients = _gradient_bytes_per_step(view)
+    of_script, of_layers = view[SCRIPT_COLLECTIVES], view[LAYER_COLLECTIVES]
+    if gradients is None or not view.worth(view.exposed_ns) or of_script or of_layers:
+        return  # the sizes of other collectives are not always known
+    ranks_of = Counter(one.host for one in view.records.values())
+    num_ranks = view.group_size or view.world_size or 1
+    own = {rank: ranks_of[one.host] * gradients * 2 * (num_ranks - 1) / num_ranks for rank, one in view.records.items()}
+    carried = {rank: one.traffic for rank, one in view.records.items() if one.traffic is not None}
+    most = max(carried, key=lambda rank: carried[rank].bytes_per_step - own[rank], default=None)
+    if most is None or carried[most].num_steps < _FEWEST_STEPS:
+        return
+    traffic, own_bytes = carried[most], own[most]
+    if traffic.bytes_per_step < _MORE_THAN_OWN * own_bytes + _LEAST_BYTES:
+        return
+    others = 1 - own_bytes / traffic.bytes_per_step
+    yield Finding(
+        "other-traffic",
+        f"{percent(others)} of the traffic of rank {most}'s network interface is not of DDP's gradients",
+        f"{traffic.interface} carried {size(traffic.bytes_per_step)} per step over {traffic.num_steps} steps, but the "
+        f"gradients of the ranks on this machine need only {size(own_bytes)}",
+        "Find what else uses this interface, such as reading data or writing checkpoints over the network, or another "
+        "job. Move it to another interface: GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME chooses that of the ranks.",
+        min(view.exposed_ns or 0, round(others * (view.comm_ns or 0))),
+        may_be_meant=True,
+        subject={"rank": most},
+        numbers=only_known(carried_bytes=round(traffic.bytes_per_step), gradient_bytes=round(own_bytes)),
+    )
+
+
+_FEWEST_STEPS = 10
+_MORE_THAN_OWN = 1.5
+"""other traffic is reported if the interface carries at least this many times the bytes of the gradients"""
+
+
+def _gradient_bytes_per_step(view: View) -> int | None:
+    """Return the bytes of the gradients that a rank reduces per step, and of the buffers that DDP broadcasts."""
+    buckets = view[BUCKETS] or ()
+    sizes = [bucket.num_passes * bucket.num_bytes for bucket in buckets if bucket.num_bytes is not None]
+    if not sizes or len(sizes) < len(buckets):
+        return None
+    buffers = sum(module.buffer_bytes for module in view.modules) * (view.world_size or 1)
+    return sum(sizes) + view.num_micro_steps * buffers
+
+
 def _of_machines(view: View) -> list[LinkFacts]:
     return [one.links for one in view.records.values() if one.links is not None]
 
@@ -485,5 +534,5 @@ LINK_LIMIT: Topic[None, LinkLimit] = Topic(
     "link_limit",
     of_run=link_limit,
     sections={"collectives": link_lines},
-    rules=(sockets_beside_infiniband, slower_interface, no_peer_access, at_link_limit),
+    rules=(sockets_beside_infiniband, slower_interface, no_peer_access, at_link_limit, other_traffic),
 )

@@ -8,7 +8,7 @@ import pytest
 
 from ddpprof.model.links import InfinibandPort, Interface
 from ddpprof.record import link_facts as module
-from ddpprof.record.link_facts import link_facts
+from ddpprof.record.link_facts import carried_bytes, link_facts
 
 GBIT = 10**9
 HEADER = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
@@ -179,3 +179,12 @@ def test_a_machine_without_these_files_has_no_facts(root: Path) -> None:
 
 def test_this_machine() -> None:
     assert link_facts("gloo").infiniband is not None
+
+
+def test_bytes_that_an_interface_carried(root: Path) -> None:
+    counters = root / "sys/class/net/eth0/statistics"
+    write(counters / "tx_bytes", "1200")
+    assert carried_bytes("eth0", root) is None, "half of the counters"
+    write(counters / "rx_bytes", "34")
+    assert carried_bytes("eth0", root) == (1200, 34)
+    assert carried_bytes("eth1", root) is None

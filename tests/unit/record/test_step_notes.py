@@ -17,7 +17,8 @@ from tables import forward
 from torch.distributed.rpc.internal import RPCExecMode
 
 from ddpprof.model import StepMode
-from ddpprof.record import patches
+from ddpprof.model.links import LinkFacts, Traffic
+from ddpprof.record import patches, step_notes
 from ddpprof.record.events import Events, Listener, binding
 from ddpprof.record.step_notes import (
     JobEnvironment,
@@ -264,3 +265,23 @@ def test_a_generator_of_losses_reaches_backward(events: Events) -> None:
     assert weight.grad is not None
     assert weight.grad.tolist() == [5, 5]
     assert losses.values() == [[float(4).hex(), float(6).hex()]]
+
+
+@pytest.mark.parametrize(
+    ("links", "expected"),
+    [
+        pytest.param(LinkFacts("eth0"), Traffic("eth0", 8, 900, 70), id="one-interface"),
+        pytest.param(LinkFacts("eth0", others_used=("eth1",)), None, id="several-interfaces"),
+        pytest.param(LinkFacts("lo"), None, id="one-machine"),
+        pytest.param(None, None, id="unknown"),
+    ],
+)
+def test_traffic_while_steps_are_recorded(
+    links: LinkFacts | None, expected: Traffic | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    carried = iter([(100, 30), (1000, 100)])
+    monkeypatch.setattr(step_notes, "carried_bytes", lambda _interface: next(carried))
+    environment = JobEnvironment()
+    environment._links = links
+    environment.traffic_begins(2)
+    assert environment.traffic(10) == expected

@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace as replace_struct
-from observations import MS, observed
+from observations import MS, observed, of_mib
 from tables import record
 
 from ddpprof.engine.finding import Finding, NewBuckets, Predicted, Predictions
 from ddpprof.engine.topic import View, find
 from ddpprof.model import DeviceMemory
 from ddpprof.model.json_files import CollectiveTimes, NetBench
-from ddpprof.model.links import InfinibandPort, Interface, LinkFacts, NcclChoices, PcieLink
+from ddpprof.model.links import InfinibandPort, Interface, LinkFacts, NcclChoices, PcieLink, Traffic
+from ddpprof.topics.buckets.rules import BUCKETS
 from ddpprof.topics.collectives import CollectiveSummary
+from ddpprof.topics.layer_collectives import LAYER_COLLECTIVES
 from ddpprof.topics.link_limit import (
     LINK_LIMIT,
     NCCL_CHOICES,
@@ -27,6 +29,7 @@ from ddpprof.topics.link_limit import (
     reached_by_netbench,
 )
 from ddpprof.topics.ranks.across import ACROSS
+from ddpprof.topics.script_collectives import SCRIPT_COLLECTIVES
 
 GBIT = 10**9
 ETH0, ETH1 = Interface("eth0", 10 * GBIT, is_hardware=True), Interface("eth1", 25 * GBIT, is_hardware=True)
@@ -338,3 +341,48 @@ def test_what_netbench_reached() -> None:
     assert reached_by_netbench(bench(LOOPBACK, LOOPBACK)) is None
     assert reached_by_netbench(bench()) is None
     assert "67% of 10 Gbit/s (as stated)" in (reached_by_netbench(bench(speed=10 * GBIT)) or "")
+
+
+def with_traffic(*megabytes_per_step: float, hosts: Sequence[str] = ("a", "b"), **changes: Any) -> View:
+    """Ranks that reduce 8 MiB of gradients per step, on hosts whose interfaces carry this many MB per step."""
+    module = of_mib([4], [4])
+    known = [{"ready_ns": MS, "num_passes": 1}] * 2
+    made = view(*[SOCKETS] * len(hosts), hosts=list(hosts), rows=(all_reduce(100),), **{"comm_ns": 90 * MS, **changes})
+    of_buckets = observed(module, known)
+    records = {
+        rank: replace_struct(one, traffic=Traffic("eth0", 20, round(20e6 * sent), round(10e6 * sent)))
+        for (rank, one), sent in zip(made.records.items(), megabytes_per_step, strict=True)
+    }
+    return replace(
+        made, records=records, modules=(module,), shown={**made.shown, BUCKETS.name: of_buckets.shown[BUCKETS.name]}
+    )
+
+
+def test_traffic_that_is_not_of_the_gradients() -> None:
+    """Two ranks send 8.4 MB of gradients each; of the 33.6 MB on rank 1's interface, 75 % are other traffic."""
+    finding = findings(with_traffic(9, 8 * 4.194304))["other-traffic"]
+    assert finding.title == "75% of the traffic of rank 1's network interface is not of DDP's gradients"
+    assert finding.evidence.startswith("eth0 carried 33.6 MB per step over 20 steps, but the gradients of the ranks on")
+    assert (finding.gain_ns, finding.subject, finding.may_be_meant) == (50 * MS, {"rank": 1}, True)
+    small = findings(with_traffic(9, 8 * 4.194304, comm_ns=20 * MS))["other-traffic"]
+    assert small.gain_ns == 15 * MS, "75 % of the communication, if that is less than what is exposed"
+
+
+@pytest.mark.parametrize(
+    ("megabytes_per_step", "changes"),
+    [
+        pytest.param((9, 13), {}, id="overhead"),
+        pytest.param((25, 25), {"hosts": ("a", "a")}, id="ranks-that-share-an-interface"),
+        pytest.param((9, 33), {"exposed_ns": MS // 2}, id="hidden"),
+    ],
+)
+def test_traffic_of_the_ranks_themselves(megabytes_per_step: tuple[float, ...], changes: dict[str, Any]) -> None:
+    assert "other-traffic" not in findings(with_traffic(*megabytes_per_step, **changes))
+
+
+@pytest.mark.parametrize("topic", [SCRIPT_COLLECTIVES, LAYER_COLLECTIVES], ids=["script", "layers"])
+def test_where_other_collectives_are_called_traffic_tells_nothing(topic: Any) -> None:
+    made = with_traffic(9, 33)
+    (rule,) = [one for one in LINK_LIMIT.rules if one.__name__ == "other_traffic"]
+    assert list(rule(limit_of(made), made))
+    assert not list(rule(limit_of(made), replace(made, shown={**made.shown, topic.name: ("calls",)})))
