@@ -208,8 +208,8 @@ class JobEnvironment(Listener):
         is_known = links is not None and links.leaves_machine and not links.others_used
         return carried_bytes(links.interface or "") if is_known and links is not None else None
 
-    def facts(self) -> dict[str, Any]:
-        """Return what was recorded, as fields of the `Record`."""
+    def facts(self, step: int) -> dict[str, Any]:
+        """Return what was recorded before `step`, as fields of the `Record`."""
         cores = own_cores()
         if self._links is None and self._groups:
             with suppress(Exception):  # without this fact, the record is still useful
@@ -230,6 +230,7 @@ class JobEnvironment(Listener):
             "debugging": self._debugging(),
             "num_threads": torch.get_num_threads(),
             "links": self._links,
+            "traffic": self.traffic(step),
             "checkpoints": tuple(self._checkpoints),
             "of_some_ranks": consistency.of_main_script(),
         }
@@ -540,10 +541,10 @@ class StepNotes(Listener):
         """Release the modules and the facts about them, because collecting these facts may have failed."""
         self.modules, self._facts_of_released = [], None
 
-    def facts(self) -> dict[str, Any]:
-        """Return what was recorded, as fields of the `Record`."""
+    def facts(self, step: int) -> dict[str, Any]:
+        """Return what was recorded before `step`, as fields of the `Record`."""
         of_modules = {**self._facts_of_modules(), "unfrozen": self.unfrozen()}
-        facts = {**of_modules, "devices": self.memory.devices(), **self.environment.facts()}
+        facts = {**of_modules, "devices": self.memory.devices(), **self.environment.facts(step)}
         for notes in (self.peaks, self.feeding, self.unaveraged, self.host_reads, self.code):
             facts |= notes.facts()
         if self._data_parallel:

@@ -375,11 +375,12 @@ class Window:
         if ended in (None, "finished", "stopped"):  # otherwise, the accelerator may hang
             with suppress(Exception):
                 self._notes.unaveraged.second_look(self.step)
-        traffic = self._notes.environment.traffic(self.step)
-        about = {"profiles": self._profiles, "no_trace": self._no_trace, "traffic": traffic}
+        about = {"profiles": self._profiles, "no_trace": self._no_trace}
         end: dict[str, object] = {}
         if ended is not None:
             self.ended_ns = at_ns or time.time_ns()
             end = {"ended_unix_ns": self.ended_ns, "num_steps": self.step}
             end |= {**self.end_place, "unusual_collective": self.unusual_collective}
-        self._job.write_facts({**self._notes.facts(), **about, **end}, [*self.pauses, *self.profiler.pauses], ended)
+        self._job.write_facts(
+            {**self._notes.facts(self.step), **about, **end}, [*self.pauses, *self.profiler.pauses], ended
+        )

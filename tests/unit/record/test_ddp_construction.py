@@ -151,7 +151,7 @@ def test_notes_remember_what_was_trained_once() -> None:
     train(ddp)
     assert notes.unfrozen() == ("0.bias",)
     ddp.module[0].requires_grad_(False)
-    assert notes.facts()["unfrozen"] == ("0.bias",)
+    assert notes.facts(0)["unfrozen"] == ("0.bias",)
 
 
 @pytest.mark.usefixtures("process_group")

@@ -305,7 +305,7 @@ class Notes:
         self.device = TrainingDevice()
         self.device.found([torch.device("cuda", 1)])
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self, _step: int) -> dict[str, Any]:
         return {}
 
     def nothing(self, *_: object) -> None:

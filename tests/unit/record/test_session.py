@@ -93,7 +93,7 @@ def test_modules_that_cannot_be_described_do_not_hide_why_recording_stopped(tmp_
     steps = Steps(10)
 
     def write_facts(ended: str | None) -> None:
-        session.notes.facts()
+        session.notes.facts(0)
         Steps.write_facts(steps, ended)
 
     def describe() -> None:

@@ -212,7 +212,7 @@ def test_with_whom_gradients_are_averaged(
     environment = JobEnvironment()
     for group in groups:
         environment.averages_in(group)
-    facts = environment.facts()
+    facts = environment.facts(0)
     assert (facts["group_size"], facts["group_ranks"]) == (size, ranks)
 
 

@@ -50,7 +50,7 @@ class Notes:
     def recorded_step(self, number: int, mode: StepMode, start_ns: int) -> RecordedStep:
         return RecordedStep(number=number, mode=mode, start_ns=start_ns, end_ns=0)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self, _step: int) -> dict[str, Any]:
         return {}
 
     def begin_step(self, mode: object) -> None:
