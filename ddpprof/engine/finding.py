@@ -72,6 +72,8 @@ class Predictions:
 
     best_buckets: NewBuckets | None = None
     """the buckets with the largest predicted gain"""
+    default_buckets: Predicted | None = None
+    """the buckets that DDP makes by default; given only if the latency of a message is known"""
     aligned_buckets: Predicted | None = None
     """DDP buckets that match the graphs of a compiled model: one bucket of 1 MiB, then buckets with the current cap"""
     compression: Predicted | None = None

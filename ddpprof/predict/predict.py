@@ -71,8 +71,10 @@ def doubts_about(network: Network, link: Link, setting: Setting, training: Train
         slower = replace(slower, taken=link.taken.scaled(1 + _TAKEN_ERROR, 1 + _TAKEN_ERROR))
         faster = replace(faster, taken=link.taken.scaled(1 - _TAKEN_ERROR, 1 - _TAKEN_ERROR))
     links = [slower, faster]
-    if not network.is_benched and network.most_bytes < _ONE_SIZE * network.least_bytes:
+    is_one_size = network.most_bytes < _ONE_SIZE * network.least_bytes
+    if not network.is_benched and is_one_size:
         reasons.append("the run's buckets all have about the same size, so latency and bandwidth cannot be separated")
+    if not network.is_benched and (is_one_size or (training.round_trip_ns is not None and not link.alone.constant_ns)):
         links.append(_with_most_latency(network, link, setting, training))
     return Doubts(tuple(links), tuple(reasons))
 

@@ -72,6 +72,9 @@ class _Changes:
             best_buckets=self._best_buckets()
             if training.knows_parameters and self.has_one_module and not self.job.is_compiled
             else None,
+            default_buckets=self._of(Setting(buckets=BucketCaps(None)))
+            if training.knows_parameters and self.has_one_module and training.round_trip_ns is not None
+            else None,
             aligned_buckets=self._aligned_buckets()
             if training.knows_parameters and self.has_one_module and self.job.is_compiled and self.job.takes_cap_lists
             else None,

@@ -245,7 +245,10 @@ def buckets_too_small(rows: Rows, view: View) -> Iterator[Finding]:
         latency, new = _latency_ns(view, min(transfers)), _fewer_buckets(view, module, len(buckets))
         wanted = len(new.bucket_bytes)
         gain = min(view.exposed_ns, buckets[0].num_passes * (len(buckets) - wanted) * latency)
-        if wanted < len(buckets) and view.worth(gain, new.predicted):
+        default = view.predictions.default_buckets
+        is_worse = default is not None and default.gain_ns < 0 and default.low_ns + default.high_ns < 0
+        cannot_help = new.is_default and is_worse
+        if wanted < len(buckets) and not cannot_help and view.worth(gain, new.predicted):
             yield Finding(
                 "buckets-too-small",
                 f"{len(buckets)} small buckets ({size(total / len(buckets))} on average) add latency",

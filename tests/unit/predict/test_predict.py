@@ -360,3 +360,18 @@ def test_a_round_trip_limits_the_latency(round_trip_ns: int | None, on_cpu: bool
     alone = doubts.links[-1].alone
     assert alone.constant_ns == pytest.approx(latency_ns)
     assert alone.ns(size) == pytest.approx(8.0 * size)
+
+
+@pytest.mark.parametrize(
+    ("constant_ns", "round_trip_ns", "num_links"),
+    [
+        pytest.param(0.0, 50_000, 3, id="not-in-the-fit"),
+        pytest.param(1e6, 50_000, 2, id="in-the-fit"),
+        pytest.param(0.0, None, 2, id="no-round-trip"),
+    ],
+)
+def test_a_fit_without_latency_is_doubted(constant_ns: float, round_trip_ns: int | None, num_links: int) -> None:
+    """Sizes of 1 to 16 MiB separate latency and bandwidth, but noise may hide the latency."""
+    of_run = network(Link(Cost(constant_ns, 8.0)), most_bytes=16 * MIB, is_benched=False)
+    doubts = doubts_about(of_run, of_run.link, Setting(), training(round_trip_ns=round_trip_ns))
+    assert len(doubts.links) == num_links

@@ -213,6 +213,23 @@ def test_only_latency_is_saved_by_fewer_buckets(
     assert ("of which up to" in finding.evidence) is (gain_ms < 36)
 
 
+@pytest.mark.parametrize(
+    ("gain_low_high_ms", "is_found"),
+    [
+        pytest.param((-9, -20, 2), False, id="worse"),
+        pytest.param((-1, -20, 30), True, id="perhaps-better"),
+        pytest.param((9, 2, 20), True, id="better"),
+    ],
+)
+def test_default_buckets_are_not_advised_if_they_are_predicted_to_be_worse(
+    gain_low_high_ms: tuple[int, int, int], is_found: bool
+) -> None:
+    predictions = Predictions(default_buckets=Predicted(*(ms * MS for ms in gain_low_high_ms)))
+    known = [{"transfer_ns": 9 * MS}] * len(TINY.buckets)
+    found = find_all(observed(TINY, known, exposed_ns=90 * MS, predictions=predictions))
+    assert ("buckets-too-small" in {one.rule for one in found}) is is_found
+
+
 FIRST = [{"first_ready_ns": 10 * MS, "ready_ns": 30 * MS}, {"ready_ns": 50 * MS}]
 
 
