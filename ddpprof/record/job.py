@@ -263,8 +263,13 @@ class Agreement:
     def is_led(self) -> bool:
         return bool(self.store.check(["leader"]))
 
-    def round_trip_ns(self) -> int:
-        """Return the shortest of a few round trips to the host of the store."""
+    def round_trip_ns(self) -> int | None:
+        """Return the shortest of a few round trips to the host of the store; ``None`` if it is on no host."""
+        store = self.store
+        while isinstance(store, PrefixStore):
+            store = store.underlying_store
+        if isinstance(store, dist.FileStore):
+            return None
         times_ns = [time.perf_counter_ns()]
         for _ in range(_ROUND_TRIPS):
             self.is_led()
@@ -388,7 +393,7 @@ class JobRank:
         Call this at the first DDP forward pass, when the process group exists and no backward pass has run.
         """
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        store = dist.PrefixStore(self._prefix, dist.distributed_c10d._get_default_store())
+        store = PrefixStore(self._prefix, dist.distributed_c10d._get_default_store())
         agreement = Agreement(store, self.world_size, dist.get_process_group_ranks(group))
         if not agreement.is_possible():
             raise DdpprofError(

@@ -469,8 +469,10 @@ def at_link_limit(limit: LinkLimit, view: View) -> Iterator[Finding]:
     )
 
 
-def other_traffic(_limit: LinkLimit, view: View) -> Iterator[Finding]:
+def other_traffic(limit: LinkLimit, view: View) -> Iterator[Finding]:
     """Report an interface that carries much more than the gradients, such as data that is read over the network."""
+    if limit.network != _SOCKET:
+        return
     gradients = _gradient_bytes_per_step(view)
     of_script, of_layers = view[SCRIPT_COLLECTIVES], view[LAYER_COLLECTIVES]
     if gradients is None or not view.worth(view.exposed_ns) or of_script or of_layers:

@@ -347,7 +347,8 @@ def with_traffic(*megabytes_per_step: float, hosts: Sequence[str] = ("a", "b"), 
     """Ranks that reduce 8 MiB of gradients per step, on hosts whose interfaces carry this many MB per step."""
     module = of_mib([4], [4])
     known = [{"ready_ns": MS, "num_passes": 1}] * 2
-    made = view(*[SOCKETS] * len(hosts), hosts=list(hosts), rows=(all_reduce(100),), **{"comm_ns": 90 * MS, **changes})
+    links = [changes.pop("links", SOCKETS)] * len(hosts)
+    made = view(*links, hosts=list(hosts), rows=(all_reduce(100),), **{"comm_ns": 90 * MS, **changes})
     of_buckets = observed(module, known)
     records = {
         rank: replace_struct(one, traffic=Traffic("eth0", 20, round(20e6 * sent), round(10e6 * sent)))
@@ -374,6 +375,11 @@ def test_traffic_that_is_not_of_the_gradients() -> None:
         pytest.param((9, 13), {}, id="overhead"),
         pytest.param((25, 25), {"hosts": ("a", "a")}, id="ranks-that-share-an-interface"),
         pytest.param((9, 33), {"exposed_ns": MS // 2}, id="hidden"),
+        pytest.param(
+            (0, 33),
+            {"backend": "nccl", "links": LinkFacts("eth0", (ETH0,), IB, opened_infiniband=True)},
+            id="gradients-on-infiniband",
+        ),
     ],
 )
 def test_traffic_of_the_ranks_themselves(megabytes_per_step: tuple[float, ...], changes: dict[str, Any]) -> None:
