@@ -84,6 +84,22 @@ class LinkFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Connection:
+    """What a process sent over one TCP connection during some steps."""
+
+    local: str
+    peer: str
+    """IP addresses"""
+    sent_bytes: int
+    """bytes that the peer has acknowledged"""
+    sending_ns: int
+    """time in which some bytes were sent but not acknowledged"""
+    limited_ns: int
+    """part of `sending_ns` in which the peer's receive window was full, because the peer reads late or the link is slow
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class Traffic:
     """What all processes of a machine sent and received over one interface during some steps of a rank."""
 
@@ -91,6 +107,8 @@ class Traffic:
     num_steps: int
     sent_bytes: int
     received_bytes: int
+    connections: tuple[Connection, ...] = ()
+    """connections of the rank's process over which it sent at least 1 MiB to another machine"""
 
     @property
     def bytes_per_step(self) -> float:

@@ -5,13 +5,14 @@ Facts that cannot be read are left out, because a container may hide parts of ``
 
 from __future__ import annotations
 
+import ctypes
 import ipaddress
 import os
 import re
 import socket
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ddpprof.model.links import LOOPBACK, InfinibandPort, Interface, LinkFacts, PcieLink
+from ddpprof.model.links import LOOPBACK, Connection, InfinibandPort, Interface, LinkFacts, PcieLink
 
 _SETTINGS = (
     *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NET"),
@@ -40,7 +41,7 @@ def link_facts(backend: str | None, root: Path = Path("/")) -> LinkFacts:
     ``sys``.
     """
     sys_class = root / "sys" / "class"
-    opened = list(_open_files(root / "proc" / "self" / "fd"))
+    opened = list(_open_files(root / "proc" / "self" / "fd").values())
     addresses = _own_addresses(root)
     used = _interfaces_in_use(root, opened, addresses)
     pcie, no_access = _accelerators(root) if backend == "nccl" else ((), ())
@@ -64,11 +65,59 @@ def carried_bytes(interface: str, root: Path = Path("/")) -> tuple[int, int] | N
     return None
 
 
-def _open_files(folder: Path) -> Iterator[str]:
+class SentData:
+    """What this process sends to other machines over the TCP connections that are open now."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._folder = root / "proc" / "self" / "fd"
+        opened, own = _open_files(self._folder), _own_addresses(root)
+        ends = {inode: (local, peer) for inode, local, peer in _connections(root, opened.values()) if peer not in own}
+        self._connections = [
+            (file, target, *ends[_inode(target)]) for file, target in opened.items() if _inode(target) in ends
+        ]
+        self._began = {file: _sent(int(file)) for file, *_ in self._connections}
+        self._latest = dict(self._began)
+
+    def so_far(self) -> Iterator[Connection]:
+        """Yield what was sent since this object was made. Connections that have been closed keep their last values."""
+        for file, target, local, peer in self._connections:
+            with suppress(OSError):
+                if str((self._folder / file).readlink()) == target:
+                    self._latest[file] = _sent(int(file)) or self._latest[file]
+            began, latest = self._began[file], self._latest[file]
+            if began is not None and latest is not None and latest[0] - began[0] >= _MUCH_BYTES:
+                yield Connection(local, peer, *(now - then for now, then in zip(latest, began, strict=True)))
+
+
+_MUCH_BYTES = 1 << 20
+_TCP_INFO_BYTES = 192
+_ACKED_AT, _BUSY_AT = 120, 168
+"""offsets in Linux's ``struct tcp_info``: ``tcpi_bytes_acked``; ``tcpi_busy_time`` and ``tcpi_rwnd_limited``"""
+
+
+def _sent(file: int) -> tuple[int, int, int] | None:
+    """Return the bytes and times of a `Connection` since it was opened.
+
+    Returns ``None`` if the file is no TCP connection, or if the kernel is older than Linux 4.10. A ``socket.socket``
+    made from the file would not do: it may make the connection non-blocking.
+    """
+    info, length = ctypes.create_string_buffer(_TCP_INFO_BYTES), ctypes.c_uint(_TCP_INFO_BYTES)
+    libc = ctypes.CDLL(None)
+    failed = libc.getsockopt(file, socket.IPPROTO_TCP, socket.TCP_INFO, info, ctypes.byref(length))
+    if failed or length.value < _TCP_INFO_BYTES:
+        return None
+    busy_us, limited_us = struct.unpack_from("=QQ", info, _BUSY_AT)
+    return struct.unpack_from("=Q", info, _ACKED_AT)[0], 1000 * busy_us, 1000 * limited_us
+
+
+def _open_files(folder: Path) -> dict[str, str]:
+    """Return the target of each of the process's open files."""
+    found = {}
     with suppress(OSError):
         for name in os.listdir(folder)[:_MOST_FILES]:
             with suppress(OSError):  # the file has just been closed
-                yield str((folder / name).readlink())
+                found[name] = str((folder / name).readlink())
+    return found
 
 
 def _own_addresses(root: Path) -> dict[str, str]:
@@ -101,24 +150,29 @@ def _interfaces_in_use(root: Path, opened: list[str], addresses: dict[str, str])
     If all connections are local, return the loopback interface. A connection between two addresses of this machine is
     local, even if the addresses belong to a network interface.
     """
-    inodes = {target[8:-1] for target in opened if target.startswith("socket:[")}
     used = Counter(
         LOOPBACK if remote in addresses or ipaddress.ip_address(remote).is_loopback else addresses.get(local, "")
-        for local, remote in _connections(root / "proc" / "self" / "net", inodes)
+        for _, local, remote in _connections(root, opened)
     )
     outside = [name for name, _ in used.most_common() if name not in ("", LOOPBACK)]
     return outside or ([LOOPBACK] if used[LOOPBACK] else [])
 
 
-def _connections(folder: Path, inodes: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield the local and the remote address of each established TCP connection of this process."""
+def _connections(root: Path, opened: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield the inode, the local and the remote address of each established TCP connection among the open files."""
+    inodes = {_inode(target) for target in opened}
     for table in ("tcp", "tcp6"):
         with suppress(OSError):
-            for line in (folder / table).read_text(encoding="ascii").splitlines()[1:]:
+            for line in (root / "proc/self/net" / table).read_text(encoding="ascii").splitlines()[1:]:
                 with suppress(*_NOT_TOLD):
                     _, local, remote, state, *rest = line.split()
                     if state == _ESTABLISHED and rest[5] in inodes:
-                        yield _address(local), _address(remote)
+                        yield rest[5], _address(local), _address(remote)
+
+
+def _inode(target: str) -> str:
+    """Return the inode of an open socket, such as 4711 for ``socket:[4711]``; empty for other files."""
+    return target[8:-1] if target.startswith("socket:[") else ""
 
 
 def _address(written: str) -> str:

@@ -29,7 +29,7 @@ from ddpprof.record.data_loading import Feeding, random_states
 from ddpprof.record.ddp_construction import unfrozen_parameters
 from ddpprof.record.ddp_module import OpenForward, RecordedModule, data_parallel_facts
 from ddpprof.record.events import Listener
-from ddpprof.record.link_facts import carried_bytes, link_facts
+from ddpprof.record.link_facts import SentData, carried_bytes, link_facts
 from ddpprof.record.machine import MemoryNotes, PeakNotes, TrainingDevice, devices_of
 from ddpprof.record.script_lines import CodeSampler, HostReads
 
@@ -136,6 +136,7 @@ class JobEnvironment(Listener):
         self._links: LinkFacts | None = None
         self._traffic_began: tuple[int, tuple[int, int]] | None = None
         """step before which the traffic was first read, and the bytes sent and received until then"""
+        self._sent: SentData | None = None
         self._compile_order: CompileOrder | None = None
         self._detects_anomalies = False
 
@@ -194,6 +195,8 @@ class JobEnvironment(Listener):
         """Read the traffic of the interface to other machines before a step. Its facts must have been read."""
         if (carried := self._carried()) is not None:
             self._traffic_began = step, carried
+            with suppress(Exception):  # as for links
+                self._sent = SentData()
 
     def traffic(self, step: int) -> Traffic | None:
         """Return the traffic until the beginning of `step`."""
@@ -201,7 +204,8 @@ class JobEnvironment(Listener):
         if carried is None or self._traffic_began is None or self._links is None or self._links.interface is None:
             return None
         first_step, (sent, received) = self._traffic_began
-        return Traffic(self._links.interface, step - first_step, carried[0] - sent, carried[1] - received)
+        connections = tuple(self._sent.so_far()) if self._sent is not None else ()
+        return Traffic(self._links.interface, step - first_step, carried[0] - sent, carried[1] - received, connections)
 
     def _carried(self) -> tuple[int, int] | None:
         links = self._links

@@ -30,7 +30,7 @@ from ddpprof.topics.collectives import CollectiveSummary, measure_link, power_of
 from ddpprof.topics.layer_collectives import LAYER_COLLECTIVES
 from ddpprof.topics.ranks.across import ACROSS
 from ddpprof.topics.script_collectives import SCRIPT_COLLECTIVES
-from ddpprof.words import listed
+from ddpprof.words import listed, ranks_in_words
 
 _LEAST_BYTES = 1 << 20
 """all-reduces smaller than this many bytes are ignored, because their time is mostly latency"""
@@ -507,6 +507,75 @@ _MORE_THAN_OWN = 1.5
 """other traffic is reported if the interface carries at least this many times the bytes of the gradients"""
 
 
+def slow_link(limit: LinkLimit, view: View) -> Iterator[Finding]:
+    """Report a machine, or one link, that sends more slowly than all others between the machines of the job.
+
+    A link counts as slow only if it is slow even in the time in which the receiver does not limit it.
+    """
+    links = _links(view)
+    if limit.network != _SOCKET or not links or not view.worth(view.exposed_ns) or any(other_traffic(limit, view)):
+        return
+    rates = {link: 1e9 * sent / (sending_ns - limited_ns) for link, (sent, sending_ns, limited_ns) in links.items()}
+    slowest = min(rates, key=lambda link: rates[link])
+    of_ends = [((end,), {link for link in rates if end in link}) for end in slowest]
+    for ends, slow in (*of_ends, (slowest, {slowest})):
+        others = rates.keys() - slow
+        least = min((rates[link] for link in others), default=0.0)
+        if max(rates[link] for link in slow) * _MUCH_SLOWER > least:
+            continue
+        reached = min(1e9 * sent / sending_ns for sent, sending_ns, _ in (links[link] for link in slow))
+        names = [_machine(end, view) for end in ends]
+        yield Finding(
+            "slow-link",
+            f"The network link {'of' if len(names) == 1 else 'from'} {' to '.join(names)} is by far the slowest, with "
+            f"{gigabytes_per_s(reached)} GB/s",
+            f"the {count(len(others), 'other link')} between machines reach at least {gigabytes_per_s(least)} GB/s "
+            "while they send, according to the kernel's counters for the connections",
+            "Each all-reduce waits for the slowest link. Compare the negotiated speed, the errors and the dropped "
+            "packets of this machine's interface with those of other machines (ethtool, ip -s link), and look for a "
+            "bandwidth limit of the virtual machine or the switch port. Otherwise, train without this machine.",
+            min(view.exposed_ns or 0, round((1 - reached / least) * (view.comm_ns or 0))),
+            subject={"rank": _ranks_at(ends[0], view)[0]},
+            numbers=only_known(bytes_per_s=round(reached), others_bytes_per_s=round(least)),
+        )
+        return
+
+
+_MUCH_SLOWER = 1.5
+_LEAST_SENDING_NS = 20_000_000
+_MUCH_OF_MOST = 0.1
+"""a connection counts if it carries at least this share of the bytes of the connection with the most"""
+
+
+def _links(view: View) -> dict[tuple[str, str], tuple[int, int, int]]:
+    """Return what is sent from one machine to another, given by their addresses, if it is much.
+
+    Returns the sums of `Connection.sent_bytes`, `Connection.sending_ns` and `Connection.limited_ns`.
+    """
+    of_ranks = [one for record in view.records.values() if record.traffic for one in record.traffic.connections]
+    machines = {one.local for one in of_ranks}
+    between = [one for one in of_ranks if one.peer in machines and one.peer != one.local]
+    least = _MUCH_OF_MOST * max((one.sent_bytes for one in between), default=0)
+    sums: dict[tuple[str, str], tuple[int, int, int]] = {}
+    for one in between:
+        if one.sent_bytes >= least and one.sending_ns - one.limited_ns >= _LEAST_SENDING_NS:
+            sent, sending_ns, limited_ns = sums.get((one.local, one.peer), (0, 0, 0))
+            now = (sent + one.sent_bytes, sending_ns + one.sending_ns, limited_ns + one.limited_ns)
+            sums[one.local, one.peer] = now
+    return sums
+
+
+def _ranks_at(address: str, view: View) -> list[int]:
+    connections = {rank: one.traffic.connections for rank, one in view.records.items() if one.traffic is not None}
+    return sorted(rank for rank, of_rank in connections.items() if any(one.local == address for one in of_rank))
+
+
+def _machine(address: str, view: View) -> str:
+    """Return the name of a machine and its ranks, such as ``node3 (rank 6)``."""
+    ranks = _ranks_at(address, view)
+    return f"{clean(view.records[ranks[0]].host, most=40)} ({ranks_in_words(ranks)})"
+
+
 def _gradient_bytes_per_step(view: View) -> int | None:
     """Return the bytes of the gradients that a rank reduces per step, and of the buffers that DDP broadcasts."""
     buckets = view[BUCKETS] or ()
@@ -536,5 +605,5 @@ LINK_LIMIT: Topic[None, LinkLimit] = Topic(
     "link_limit",
     of_run=link_limit,
     sections={"collectives": link_lines},
-    rules=(sockets_beside_infiniband, slower_interface, no_peer_access, at_link_limit, other_traffic),
+    rules=(sockets_beside_infiniband, slower_interface, no_peer_access, at_link_limit, other_traffic, slow_link),
 )

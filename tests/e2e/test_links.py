@@ -75,6 +75,21 @@ def test_hosts_that_share_a_clock_are_found_to(hosts: Hosts, tmp_path: Path, rep
         assert host["drift_ppm"] == 0
 
 
+@pytest.mark.slow
+def test_the_slow_link_of_a_host_is_named(hosts: Hosts, tmp_path: Path, report: Report) -> None:
+    """Only what host 2 sends is limited. What it receives becomes slow, too, because acknowledgements wait in line."""
+    options = ("--width", "1024", "--layers", "4", "--batch", "1", "--bucket-cap-mb", "100")
+    record(hosts, tmp_path / "alike", *options)
+    assert "slow-link" not in [one["rule"] for one in report("alike")["findings"]]
+    slower = "tc qdisc replace dev eth0 root tbf rate 250mbit burst 256kb latency 50ms"
+    limiting = hosts.start(2, slower.split(), "/")
+    assert (limiting.communicate(timeout=60), limiting.returncode) == (("", ""), 0)
+    record(hosts, tmp_path / "slow", *options)
+    first, *_ = report("slow")["findings"]
+    assert (first["rule"], first["subject"]) == ("slow-link", {"rank": 2})
+    assert first["numbers"]["bytes_per_s"] == pytest.approx(GBIT_PER_S / 4, rel=0.25)
+
+
 COUNTER = """
 import sys, time
 for _ in range(60_000):

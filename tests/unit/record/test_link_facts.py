@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
 from ddpprof.model.links import InfinibandPort, Interface
 from ddpprof.record import link_facts as module
-from ddpprof.record.link_facts import carried_bytes, link_facts
+from ddpprof.record.link_facts import SentData, carried_bytes, link_facts
 
 GBIT = 10**9
 HEADER = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
@@ -188,3 +189,29 @@ def test_bytes_that_an_interface_carried(root: Path) -> None:
     write(counters / "rx_bytes", "34")
     assert carried_bytes("eth0", root) == (1200, 34)
     assert carried_bytes("eth1", root) is None
+
+
+def test_data_sent_over_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection of this process to itself, which counts as one to another machine."""
+    monkeypatch.setattr(module, "_own_addresses", lambda _root: {})
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sender = socket.create_connection(server.getsockname())
+        receiver, _ = server.accept()
+    sender.sendall(bytes(1000))
+    assert len(receiver.recv(1000, socket.MSG_WAITALL)) == 1000
+    data = SentData()
+    assert all(one.sent_bytes < 5000 for one in data.so_far())
+    for _ in range(50):
+        sender.sendall(bytes(100_000))
+        assert len(receiver.recv(100_000, socket.MSG_WAITALL)) == 100_000
+    (sent,) = [one for one in data.so_far() if one.local == one.peer == "127.0.0.1" and one.sent_bytes > 4_000_000]
+    assert sent.sent_bytes <= 50 * 100_000 + 5000
+    assert 0 <= sent.limited_ns <= sent.sending_ns < 60e9
+    sender.close()
+    receiver.close()
+    assert sent in data.so_far(), "what is known of closed connections is kept"
+
+
+def test_not_every_file_is_a_connection(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w") as file, socket.socket(socket.AF_UNIX) as local:
+        assert module._sent(file.fileno()) is module._sent(local.fileno()) is None

@@ -15,7 +15,7 @@ from ddpprof.engine.finding import Finding, NewBuckets, Predicted, Predictions
 from ddpprof.engine.topic import View, find
 from ddpprof.model import DeviceMemory
 from ddpprof.model.json_files import CollectiveTimes, NetBench
-from ddpprof.model.links import InfinibandPort, Interface, LinkFacts, NcclChoices, PcieLink, Traffic
+from ddpprof.model.links import Connection, InfinibandPort, Interface, LinkFacts, NcclChoices, PcieLink, Traffic
 from ddpprof.topics.buckets.rules import BUCKETS
 from ddpprof.topics.collectives import CollectiveSummary
 from ddpprof.topics.layer_collectives import LAYER_COLLECTIVES
@@ -392,3 +392,87 @@ def test_where_other_collectives_are_called_traffic_tells_nothing(topic: Any) ->
     (rule,) = [one for one in LINK_LIMIT.rules if one.__name__ == "other_traffic"]
     assert list(rule(limit_of(made), made))
     assert not list(rule(limit_of(made), replace(made, shown={**made.shown, topic.name: ("calls",)})))
+
+
+RING = ((0, 3), (1, 0), (2, 1), (3, 2))
+
+
+def with_connections(
+    megabytes_per_s: dict[tuple[int, int], float], megabytes: float = 100, links: LinkFacts = SOCKETS, **changes: Any
+) -> View:
+    """Ranks on hosts of their own, which send this many MB to each other at these rates."""
+    ranks = range(1 + max(max(ends) for ends in megabytes_per_s))
+    made = view(*[links] * len(ranks), hosts=[f"node{rank}" for rank in ranks], **{"comm_ns": 40 * MS, **changes})
+    records = {}
+    for rank in ranks:
+        connections = [
+            Connection(f"10.0.0.{rank}", f"10.0.0.{to}", round(1e6 * megabytes), round(1e9 * megabytes / rate), 0)
+            for (sender, to), rate in megabytes_per_s.items()
+            if sender == rank
+        ]
+        little = Connection(f"10.0.0.{rank}", "10.0.0.0", 2 * 10**6, 10**9, 0)
+        other = Connection(f"10.0.0.{rank}", "10.9.9.9", 10**8, 10**10, 0)
+        traffic = Traffic("eth0", 20, 10**8, 10**8, (*connections, little, other))
+        records[rank] = replace_struct(made.records[rank], traffic=traffic)
+    return replace(made, records=records)
+
+
+@pytest.mark.parametrize(
+    ("rates", "title", "evidence"),
+    [
+        pytest.param(
+            {(0, 3): 120, (1, 0): 110, (2, 1): 55, (3, 2): 60},
+            "The network link of node2 (rank 2) is by far the slowest, with 0.055 GB/s",
+            "the 2 other links between machines reach at least 0.11 GB/s",
+            id="both-directions",
+        ),
+        pytest.param(
+            {(0, 3): 120, (1, 0): 110, (2, 1): 55, (3, 2): 115},
+            "The network link from node2 (rank 2) to node1 (rank 1) is by far the slowest, with 0.055 GB/s",
+            "the 3 other links between machines reach at least 0.11 GB/s",
+            id="one-direction",
+        ),
+    ],
+)
+def test_a_slow_link(rates: dict[tuple[int, int], float], title: str, evidence: str) -> None:
+    finding = findings(with_connections(rates))["slow-link"]
+    assert (finding.title, finding.subject, finding.gain_ns) == (title, {"rank": 2}, 20 * MS)
+    assert finding.evidence.startswith(evidence)
+    assert findings(with_connections(rates, exposed_ns=5 * MS))["slow-link"].gain_ns == 5 * MS
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        pytest.param(with_connections(dict.fromkeys(RING, 50)), id="all-alike"),
+        pytest.param(with_connections(dict(zip(RING, (50, 110, 70, 120), strict=True))), id="no-link-by-far"),
+        pytest.param(with_connections({(0, 1): 50, (1, 0): 52}), id="two-machines"),
+        pytest.param(with_connections(dict(zip(RING, (120, 120, 50, 50), strict=True)), 0.5), id="short-time"),
+        pytest.param(
+            with_connections(dict(zip(RING, (120, 120, 50, 50), strict=True)), exposed_ns=MS // 2), id="hidden"
+        ),
+        pytest.param(
+            with_connections(
+                dict(zip(RING, (120, 120, 50, 50), strict=True)),
+                backend="nccl",
+                links=LinkFacts("eth0", (ETH0,), IB, opened_infiniband=True),
+            ),
+            id="infiniband",
+        ),
+    ],
+)
+def test_no_slow_link(made: View) -> None:
+    assert "slow-link" not in findings(made)
+
+
+@pytest.mark.parametrize(("limited_ms", "is_found"), [(200, True), (1500, False)])
+def test_a_receiver_that_reads_late_is_no_slow_link(limited_ms: int, is_found: bool) -> None:
+    """100 MB take 2 s; without the time in which the receiver's window was full, the link reaches 56 or 200 MB/s."""
+    made = with_connections(dict(zip(RING, (120, 110, 50, 130), strict=True)))
+    slow = made.records[2]
+    assert slow.traffic is not None
+    connections = [replace(one, limited_ns=limited_ms * MS) for one in slow.traffic.connections[:1]]
+    traffic = replace(slow.traffic, connections=tuple(connections))
+    found = findings(replace(made, records={**made.records, 2: replace_struct(slow, traffic=traffic)}))
+    assert ("slow-link" in found) is is_found
+    assert not is_found or found["slow-link"].numbers["bytes_per_s"] == 50 * 10**6
