@@ -189,7 +189,7 @@ def _of_record(run: KnownRun, benches: Benches) -> Profiled:
         raise DdpprofError(
             "a prediction needs a forward pass between two backward passes that reduce gradients. This run has "
             "backward passes without a forward pass in between, as in a GAN that uses the output of its generator "
-            "twice."
+            "twice. If each of several losses has a backward pass of its own, call backward() once, on their sum."
         )
     if not any(step.mode is StepMode.LIGHT for of_rank in recorded.values() for step in of_rank):
         raise DdpprofError(

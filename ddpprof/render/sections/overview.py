@@ -31,7 +31,7 @@ from ddpprof.render.sections.job import job_lines, missing_lines
 from ddpprof.report import Report
 from ddpprof.report.topics import file_of, sections_of_topics
 from ddpprof.topics.attempts import attempt_table
-from ddpprof.topics.bound import bound_remarks
+from ddpprof.topics.bound import BoundBy, bound_remarks
 from ddpprof.topics.failure import failure_lines, failure_sentence
 from ddpprof.topics.steps.measure import StepReport
 from ddpprof.topics.steps.timeline import Timeline, typical_lanes
@@ -215,7 +215,10 @@ def _otherwise(report: Report) -> str:
         return _not_profiled(report, "No findings")
     if report.findings:
         return _ALL_NOISE
-    return _NOTHING if report.bound is None else _NOTHING_OF_DDP
+    if report.bound is None:
+        return _NOTHING
+    is_predicted = report.bound.by is BoundBy.WAITING or report.bound.would_help
+    return _NOTHING_OF_DDP if is_predicted else f"{_NOTHING_OF_DDP} {_NOT_PREDICTED}"
 
 
 def _lacks_profiled_steps(report: Report) -> bool:
@@ -265,6 +268,10 @@ _ALL_NOISE = "No finding is beyond noise."
 _FAILED = "No findings in the steps recorded before the failure."
 _NOTHING = "No rule found a change that saves more than 1% of the step."
 _NOTHING_OF_DDP = "No rule found a setting that saves more than 1% of the step."
+_NOT_PREDICTED = (
+    "Other bucket sizes may save time, but this step cannot be replayed to predict how much. Use ddpprof tune to "
+    "measure them."
+)
 _NOT_RECORDED = (
     "These traces have no findings: most rules need data that only ddpprof records (buckets, parameters, data "
     "loaders). Record it with: ddpprof trace train.py"

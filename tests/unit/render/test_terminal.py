@@ -24,7 +24,7 @@ from ddpprof.engine.finding import Finding, Predicted
 from ddpprof.layout import Bars, Column, Table
 from ddpprof.render.sections import sections
 from ddpprof.render.terminal import render_terminal
-from ddpprof.report import Report
+from ddpprof.report import Bound, BoundBy, Report, WhatHelps, WouldHelp
 from ddpprof.topics.steps.measure import RecordingCost
 
 
@@ -157,6 +157,23 @@ def test_many_buckets_are_cut_and_it_says_so() -> None:
 
 def test_nothing_to_gain_is_said() -> None:
     assert "No rule found a change" in drawn(report(findings=()))
+
+
+@pytest.mark.parametrize(
+    ("by", "would_help", "is_said"),
+    [
+        pytest.param(BoundBy.BANDWIDTH, (), True, id="not-replayed"),
+        pytest.param(BoundBy.WAITING, (), False, id="waiting"),
+        pytest.param(BoundBy.BANDWIDTH, (WouldHelp(WhatHelps.DOUBLE_LINK, Predicted(9, 8, 10)),), False, id="replayed"),
+    ],
+)
+def test_what_cannot_be_predicted_is_not_called_nothing(
+    by: BoundBy, would_help: tuple[WouldHelp, ...], is_said: bool
+) -> None:
+    bound = Bound(by, 100, 50, 60, None, 1000, 4, would_help)
+    text = " ".join(drawn(report(findings=(), bound=bound)).split())
+    assert "No rule found a setting" in text
+    assert ("Other bucket sizes may save time" in text) is is_said
 
 
 def test_light_recording_does_not_claim_that_there_is_nothing_to_gain() -> None:
