@@ -116,6 +116,15 @@ class Traffic:
         return max(self.sent_bytes, self.received_bytes) / max(1, self.num_steps)
 
 
+def longest_message_ns(round_trip_ns: int, *, waits_for_cores: bool) -> int:
+    """Return the largest plausible latency of one message of a collective, given the round trip of a short message.
+
+    `waits_for_cores`: whether threads that send and receive may wait for a core. Otherwise, only launching a kernel
+    adds to the round trip.
+    """
+    return round_trip_ns + (2_000_000 if waits_for_cores else 100_000)
+
+
 @dataclass(frozen=True, slots=True)
 class NcclChoices:
     """NCCL's choices, as logged by one process. Channels are counted in one direction."""

@@ -315,7 +315,7 @@ class WholeRun:
     def usual_step_ns(self) -> int | None:
         """Median duration of the steps without a `StepFlag`, in ns; ``None`` if there are too few of them."""
         steps = self.steps
-        return steps.median_ns or None if steps and steps.num_usual >= _LEAST_STEPS else None
+        return steps.median_ns or None if steps and steps.num_usual >= LEAST_STEPS else None
 
     @property
     def usual_stretches(self) -> list[Stretch]:
@@ -324,4 +324,5 @@ class WholeRun:
         return [one for one in stretches if 2 * one.num_flagged <= one.num_steps]
 
 
-_LEAST_STEPS = 20
+LEAST_STEPS = 20
+"""minimum number of steps without a `StepFlag` for a median step time"""

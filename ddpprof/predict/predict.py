@@ -16,6 +16,7 @@ from math import hypot, log2, sqrt
 
 from ddpprof.model.backends import Compression, backend_of, sends_half
 from ddpprof.model.ddp_module import same_buckets
+from ddpprof.model.links import longest_message_ns
 from ddpprof.predict import Algorithm, Setting, sent_share
 from ddpprof.predict.network import Network
 from ddpprof.predict.profile import PassProfile, Profile
@@ -38,10 +39,6 @@ _MOST_LATENCY_NS = 1e6
 """upper bound on the latency of a bucket, in ns; used if the latency was not measured"""
 _MOST_LATENCY_OF_A_ROUND_NS = 10e6
 """largest plausible latency of one message, in ns, as between distant hosts or if threads wait for a core"""
-_MOST_WAITING_NS, _MOST_LAUNCHING_NS = 2e6, 0.1e6
-"""largest plausible latency of one message beyond the round trip, in ns: on CPU, where gloo's threads may wait for a
-core, and on an accelerator
-"""
 _ONE_SIZE = 4
 """latency and bandwidth can be distinguished if the largest size is at least this many times the smallest"""
 
@@ -85,8 +82,7 @@ def _with_most_latency(network: Network, link: Link, setting: Setting, training:
     rounds, usual_ns = setting.algorithm.rounds(setting.world_size or network.world_size), link.alone.ns(num_bytes)
     of_round_ns = _MOST_LATENCY_OF_A_ROUND_NS
     if training.round_trip_ns is not None:
-        beyond_ns = _MOST_WAITING_NS if training.on_cpu else _MOST_LAUNCHING_NS
-        of_round_ns = min(of_round_ns, training.round_trip_ns + beyond_ns)
+        of_round_ns = min(of_round_ns, longest_message_ns(training.round_trip_ns, waits_for_cores=training.on_cpu))
     latency_ns = min(usual_ns, rounds * of_round_ns)
     return replace(link, alone=Cost(latency_ns, (usual_ns - latency_ns) / num_bytes), busy=NOTHING)
 

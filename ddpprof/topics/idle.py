@@ -24,6 +24,7 @@ from ddpprof.model import UNKNOWN, Collectives, HostRead, Int64Column, Mark, Opt
 from ddpprof.model.backends import FROM_DEVICE, PAGEABLE
 from ddpprof.model.record import EMPTY_CACHE
 from ddpprof.model.tables import InterruptibleEnum
+from ddpprof.topics.script_code import short_line
 from ddpprof.topics.steps.breakdown import split_step
 
 BLOCK_ROWS = 100_000
@@ -324,7 +325,7 @@ def device_allocations(ranks: Sequence[RankAllocations], view: View) -> Iterator
     if least.num_calls < 1 or not view.worth(least.idle_ns):
         return
     emptied = next((one for of in view.records.values() for one in of.host_reads if one.empties_cache), None)
-    line = None if emptied is None else emptied.place.rpartition("/")[2]
+    line = None if emptied is None else short_line(emptied.place)
     yield Finding(
         "device-allocations",
         "The accelerator is idle while the host allocates and frees memory on it"

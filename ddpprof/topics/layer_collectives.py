@@ -27,7 +27,7 @@ from ddpprof.intervals import subtract, union, union_of
 from ddpprof.layout import in_ms
 from ddpprof.model import CollectiveKind, DdpModule, Mark, Phase, Rank, RecordedStep, Trace
 from ddpprof.topics.buckets.steps import calls_in_backward, launched_in
-from ddpprof.topics.script_code import line_during
+from ddpprof.topics.script_code import line_during, short_line
 from ddpprof.topics.script_collectives import barriers, computation_around, spans_of_ddp
 from ddpprof.topics.steps.overlap import marked_spans
 
@@ -140,8 +140,7 @@ def layer_collectives(calls: LayerCalls, view: View) -> Iterator[Finding]:
         return
     number = calls.num_forward + calls.num_backward
     is_sync_batch_norm = calls.layer == _SYNC_BATCH_NORM
-    is_named = calls.line is not None and not is_sync_batch_norm
-    at = f" (at {(calls.line or '').rpartition('/')[2]})" if is_named else ""
+    at = f" (at {short_line(calls.line)})" if calls.line is not None and not is_sync_batch_norm else ""
     where = f"{calls.num_forward} in the forward pass{at} and {calls.num_backward} in the backward pass"
     who = f"{calls.layer} calls" if calls.layer is not None else "The model's layers call"
     yield Finding(

@@ -26,7 +26,7 @@ from ddpprof.model.backends import ON_HOST
 from ddpprof.model.json_files import NetBench
 from ddpprof.model.links import InfinibandPort, LinkFacts, NcclChoices, PcieLink, common_interfaces
 from ddpprof.topics.buckets.rules import BUCKETS
-from ddpprof.topics.collectives import CollectiveSummary, measure_link, power_of_two
+from ddpprof.topics.collectives import CollectiveSummary, bus_factor, measure_link, power_of_two
 from ddpprof.topics.layer_collectives import LAYER_COLLECTIVES
 from ddpprof.topics.ranks.across import ACROSS
 from ddpprof.topics.script_collectives import SCRIPT_COLLECTIVES
@@ -478,8 +478,8 @@ def other_traffic(limit: LinkLimit, view: View) -> Iterator[Finding]:
     if gradients is None or not view.worth(view.exposed_ns) or of_script or of_layers:
         return  # the sizes of other collectives are not always known
     ranks_of = Counter(one.host for one in view.records.values())
-    num_ranks = view.group_size or view.world_size or 1
-    own = {rank: ranks_of[one.host] * gradients * 2 * (num_ranks - 1) / num_ranks for rank, one in view.records.items()}
+    of_rank = gradients * (bus_factor(CollectiveKind.ALL_REDUCE, view.group_size or view.world_size) or 0)
+    own = {rank: ranks_of[one.host] * of_rank for rank, one in view.records.items()}
     carried = {rank: one.traffic for rank, one in view.records.items() if one.traffic is not None}
     most = max(carried, key=lambda rank: carried[rank].bytes_per_step - own[rank], default=None)
     if most is None or carried[most].num_steps < _FEWEST_STEPS:

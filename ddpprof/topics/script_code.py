@@ -83,10 +83,10 @@ class CodeLine:
 
     @property
     def short(self) -> str:
-        return _short(self.line)
+        return short_line(self.line)
 
 
-def _short(line: str) -> str:
+def short_line(line: str) -> str:
     """Return the file name, line number and function of a line, without the file's folder."""
     return line.rpartition("/")[2]
 
@@ -348,12 +348,32 @@ def _long(idle: Spans) -> Spans:
     return Spans(idle.start_ns[is_long], idle.end_ns[is_long])
 
 
-def _most_of(rank: RankCode, time_of: Callable[[CodeLine], int]) -> tuple[CodeLine, str]:
-    """Return the line with the longest time, and a list of the lines that take much of the time, with their times."""
-    lines = sorted(rank.lines, key=time_of, reverse=True)
-    least_ns = _WORTH_NAMING * sum(map(time_of, lines))
-    named = [one for one in lines if time_of(one) >= least_ns][:_MOST_LINES]
-    return lines[0], "; ".join(f"{one.short}: {in_ms(time_of(one))}" for one in named)
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """Time that lines of the script take in a step, on the rank where it is shortest."""
+
+    rank: RankCode
+    took_ns: int
+    gain_ns: int
+    """`took_ns` without the time that the profiler adds"""
+    most: CodeLine
+    """line that takes the longest time"""
+    lines: str
+    """the lines that take much of the time, with their times"""
+
+
+def _taken(
+    ranks: Sequence[RankCode], view: View, time_of: Callable[[RankCode | CodeLine], int], share: float
+) -> _Taken | None:
+    """Return the time that lines take on every rank; ``None`` if it is less than this share of the step."""
+    least = min(ranks, key=time_of)
+    took_ns = time_of(least)
+    if not view.step_ns or took_ns < share * view.step_ns:
+        return None
+    lines = sorted(least.lines, key=time_of, reverse=True)
+    named = [one for one in lines if time_of(one) >= _WORTH_NAMING * took_ns][:_MOST_LINES]
+    said = "; ".join(f"{one.short}: {in_ms(time_of(one))}" for one in named)
+    return _Taken(least, took_ns, view.without_profiler(took_ns), lines[0], said)
 
 
 def _sampled_in(rank: RankCode, view: View) -> str:
@@ -364,42 +384,38 @@ def _sampled_in(rank: RankCode, view: View) -> str:
 
 def script_code(ranks: Sequence[RankCode], view: View) -> Iterator[Finding]:
     """Report Python code of the script that takes much of the step on every rank."""
-    least = min(ranks, key=lambda one: one.idle_ns)
-    if not view.step_ns or least.idle_ns < _MUCH * view.step_ns:
+    taken = _taken(ranks, view, lambda one: one.idle_ns, _MUCH)
+    if taken is None:
         return
-    most, named = _most_of(least, lambda one: one.idle_ns)
     meanwhile = "no operator runs" if view.device == "cpu" else "the accelerator is idle"
-    gain_ns = view.without_profiler(least.idle_ns)
     yield Finding(
         "script-code",
-        f"The script's own Python code takes {in_ms(gain_ns)} per step, mostly at {most.short}",
-        f"{named}; {meanwhile} during this time, as {_sampled_in(least, view)}",
+        f"The script's own Python code takes {in_ms(taken.gain_ns)} per step, mostly at {taken.most.short}",
+        f"{taken.lines}; {meanwhile} during this time, as {_sampled_in(taken.rank, view)}",
         "Run this code less often, for example every 100 steps, or in DataLoader workers. Replace tolist(), pickled "
         "objects (all_gather_object) and loops over elements with tensor operations.",
-        gain_ns,
-        subject={"line": most.line},
-        numbers=only_known(script_ns=least.idle_ns, num_steps=least.num_steps),
+        taken.gain_ns,
+        subject={"line": taken.most.line},
+        numbers=only_known(script_ns=taken.took_ns, num_steps=taken.rank.num_steps),
     )
 
 
 def code_in_backward(ranks: Sequence[RankCode], view: View) -> Iterator[Finding]:
     """Report code of the script that autograd runs in the backward pass: hooks, or checkpointed functions."""
-    least = min(ranks, key=lambda one: one.backward_ns)
-    if not view.step_ns or least.backward_ns < _MUCH_IN_BACKWARD * view.step_ns:
+    taken = _taken(ranks, view, lambda one: one.backward_ns, _MUCH_IN_BACKWARD)
+    if taken is None:
         return
-    most, named = _most_of(least, lambda one: one.backward_ns)
-    gain_ns = view.without_profiler(least.backward_ns)
     yield Finding(
         "code-in-backward",
-        f"Code of the script takes {in_ms(gain_ns)} of the backward pass, mostly at {most.short}",
-        f"{named}, each including the operators that it calls, as {_sampled_in(least, view)}",
+        f"Code of the script takes {in_ms(taken.gain_ns)} of the backward pass, mostly at {taken.most.short}",
+        f"{taken.lines}, each including the operators that it calls, as {_sampled_in(taken.rank, view)}",
         "If these are hooks, for example for logging gradients, run them only every 100 steps. If activation "
         "checkpointing runs the forward pass again, checkpoint fewer layers or none, as far as memory allows. The "
         "backward() of a custom autograd.Function cannot be left out.",
-        gain_ns,
+        taken.gain_ns,
         may_be_meant=True,
-        subject={"line": most.line},
-        numbers=only_known(backward_ns=least.backward_ns, num_steps=least.num_steps),
+        subject={"line": taken.most.line},
+        numbers=only_known(backward_ns=taken.took_ns, num_steps=taken.rank.num_steps),
     )
 
 
@@ -450,21 +466,19 @@ the step; loss functions of PyTorch do not count
 
 def metrics_in_step(ranks: Sequence[RankCode], view: View) -> Iterator[Finding]:
     """Report metrics that the script computes in every step with a library such as torchmetrics."""
-    least = min(ranks, key=lambda one: one.metric_ns)
-    if not view.step_ns or least.metric_ns < _MUCH_OF_OWN * view.step_ns:
+    taken = _taken(ranks, view, lambda one: one.metric_ns, _MUCH_OF_OWN)
+    if taken is None:
         return
-    most, named = _most_of(least, lambda one: one.metric_ns)
-    gain_ns = view.without_profiler(least.metric_ns)
     yield Finding(
         "metrics-in-step",
-        f"Computing metrics takes {in_ms(gain_ns)} per step, mostly at {most.short}",
-        f"{named}, as {_sampled_in(least, view)}",
+        f"Computing metrics takes {in_ms(taken.gain_ns)} per step, mostly at {taken.most.short}",
+        f"{taken.lines}, as {_sampled_in(taken.rank, view)}",
         "Compute metrics only every N steps, or only in validation. With torchmetrics, metric.update(…) in each step "
         "and metric.compute() once per epoch are cheaper than metric(…), which also computes the metric of each batch.",
-        gain_ns,
+        taken.gain_ns,
         may_be_meant=True,
-        subject={"line": most.line},
-        numbers=only_known(metric_ns=least.metric_ns, num_steps=least.num_steps),
+        subject={"line": taken.most.line},
+        numbers=only_known(metric_ns=taken.took_ns, num_steps=taken.rank.num_steps),
     )
 
 
@@ -520,7 +534,7 @@ class ScriptLine:
 
     @property
     def short(self) -> str:
-        return _short(self.line)
+        return short_line(self.line)
 
 
 _MOST_SCRIPT_LINES = 10

@@ -28,6 +28,7 @@ from ddpprof.layout import (
     table_of,
 )
 from ddpprof.model.whole_run import (
+    LEAST_STEPS,
     Pause,
     PauseKind,
     RankWholeRun,
@@ -63,8 +64,6 @@ _SPECIAL = {
     "compiled": "compiled",
 }
 _SMALL_GROWTH = 0.02
-_LEAST_STEPS = 20
-"""minimum number of steps for a median step time"""
 _MOST_SLOWDOWNS = 10
 _NOTABLE = 0.01
 """a slowdown is shown on the first screen if it costs at least this share of the run"""
@@ -108,7 +107,7 @@ def _took_ns(one: StepSlowdown, run: WholeRun) -> int:
 def _at_first_and_last(run: WholeRun) -> str:
     """Return the median step time at the start and at the end of the run, excluding steps that have a `StepFlag`."""
     parts = run.usual_stretches
-    if len(parts) < 2 or sum(one.num_steps for one in parts) < _LEAST_STEPS * len(parts) / 2:
+    if len(parts) < 2 or sum(one.num_steps for one in parts) < LEAST_STEPS * len(parts) / 2:
         return ""
     return f"median step {in_ms(parts[0].median_ns)} at the start, {in_ms(parts[-1].median_ns)} at the end"
 
@@ -446,7 +445,7 @@ def growing_steps(run: WholeRun, view: View) -> Iterator[Finding]:
     grows = sum(pairs) >= _NEARLY_ALWAYS * len(pairs) and last.median_ns >= _MUCH_LONGER * first.median_ns
     num_steps = sum(one.num_steps for one in stretches)
     gain_ns = max(0, run.steps.mean_ns - first.median_ns)
-    if not grows or num_steps < _LEAST_STEPS * 2 or not view.worth(gain_ns):
+    if not grows or num_steps < LEAST_STEPS * 2 or not view.worth(gain_ns):
         return
     at_start, at_end = _parts(first), _parts(last)
     part = max(at_end, key=lambda name: at_end[name] - at_start[name])

@@ -29,6 +29,7 @@ from ddpprof.layout import count, in_ms
 from ddpprof.model import DdpModule
 from ddpprof.model.backends import Compression, backend_of
 from ddpprof.model.ddp_module import DEFAULT_CAP_MIB, DEFAULT_FIRST_CAP_MIB, MIB, Caps, buckets_under, is_rebuilt
+from ddpprof.model.links import longest_message_ns
 from ddpprof.topics.buckets.steps import BucketRow
 from ddpprof.topics.buckets.traced import RankBuckets, buckets_of_rank
 from ddpprof.topics.buckets.view import BUCKET_TABLE, bucket_tables
@@ -272,14 +273,10 @@ def _latency_ns(view: View, fastest_ns: int) -> int:
     """
     trips_ns = [one.round_trip_ns for one in view.records.values() if one.round_trip_ns is not None]
     rounds = 2 * ((view.group_size or view.world_size or 1) - 1)
-    beyond_ns = _WAITING_NS if view.shares_cores else _LAUNCHING_NS
-    return min(fastest_ns, rounds * (max(trips_ns) + beyond_ns)) if trips_ns else fastest_ns
+    longest_ns = [longest_message_ns(ns, waits_for_cores=view.shares_cores) for ns in trips_ns]
+    return min(fastest_ns, rounds * max(longest_ns)) if longest_ns else fastest_ns
 
 
-_WAITING_NS, _LAUNCHING_NS = 2_000_000, 100_000
-"""time that a message may take beyond a round trip: if threads of the ranks share cores with computation, and on an
-accelerator
-"""
 _USE_DEFAULT = (
     "Use fewer buckets: do not pass bucket_cap_mb or bucket_cap_mb_list to DDP; the default "
     f"caps are {DEFAULT_FIRST_CAP_MIB} MiB for the first bucket and {DEFAULT_CAP_MIB} MiB for the rest."

@@ -39,8 +39,6 @@ RECORDED_PARTS = ("forward", "backward and comm", "optimizer", "data, other")
 
 _UNUSUAL = 1.5
 """a step counts as unusually long if it takes at least this many times as long as usual"""
-_LEAST_STEPS = 20
-"""a typical step time is given if there are at least this many steps without a special event, such as an evaluation"""
 
 WRAPPER_PARTS = {
     "pre_forward_ns": "pre-forward",
