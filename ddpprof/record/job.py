@@ -264,7 +264,7 @@ class Agreement:
         return bool(self.store.check(["leader"]))
 
     def round_trip_ns(self) -> int | None:
-        """Return the shortest of a few round trips to the host of the store; ``None`` if it is on no host."""
+        """Return the shortest of a few round trips to the host of the store; ``None`` if the store is a file."""
         store = self.store
         while isinstance(store, PrefixStore):
             store = store.underlying_store

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ddpprof.model.links import LOOPBACK, Connection, InfinibandPort, Interface, LinkFacts, PcieLink
+from ddpprof.model.links import LOOPBACK, Connection, InfinibandPort, Interface, LinkFacts, PcieLink, Traffic
 
 _SETTINGS = (
     *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NET"),
@@ -63,6 +63,22 @@ def carried_bytes(interface: str, root: Path = Path("/")) -> tuple[int, int] | N
         counters = root / "sys" / "class" / "net" / interface / "statistics"
         return int(_text(counters / "tx_bytes")), int(_text(counters / "rx_bytes"))
     return None
+
+
+class TrafficCounter:
+    """Counts what an interface carries, and what this process sends to other machines, from a step on."""
+
+    def __init__(self, interface: str, first_step: int) -> None:
+        self._interface, self._first_step = interface, first_step
+        self._began, self._sent = carried_bytes(interface), SentData()
+
+    def until(self, step: int) -> Traffic | None:
+        """Return the traffic until the beginning of `step`; ``None`` if the kernel does not tell."""
+        carried = carried_bytes(self._interface)
+        if self._began is None or carried is None:
+            return None
+        sent, received = (now - then for now, then in zip(carried, self._began, strict=True))
+        return Traffic(self._interface, step - self._first_step, sent, received, tuple(self._sent.so_far()))
 
 
 class SentData:

@@ -29,7 +29,7 @@ from ddpprof.record.data_loading import Feeding, random_states
 from ddpprof.record.ddp_construction import unfrozen_parameters
 from ddpprof.record.ddp_module import OpenForward, RecordedModule, data_parallel_facts
 from ddpprof.record.events import Listener
-from ddpprof.record.link_facts import SentData, carried_bytes, link_facts
+from ddpprof.record.link_facts import TrafficCounter, link_facts
 from ddpprof.record.machine import MemoryNotes, PeakNotes, TrainingDevice, devices_of
 from ddpprof.record.script_lines import CodeSampler, HostReads
 
@@ -134,9 +134,7 @@ class JobEnvironment(Listener):
         """ranks of each process group that averages gradients"""
         self._world_size = 0
         self._links: LinkFacts | None = None
-        self._traffic_began: tuple[int, tuple[int, int]] | None = None
-        """step before which the traffic was first read, and the bytes sent and received until then"""
-        self._sent: SentData | None = None
+        self._counter: TrafficCounter | None = None
         self._compile_order: CompileOrder | None = None
         self._detects_anomalies = False
 
@@ -192,25 +190,15 @@ class JobEnvironment(Listener):
                 self._checkpoints.append(path)
 
     def traffic_begins(self, step: int) -> None:
-        """Read the traffic of the interface to other machines before a step. Its facts must have been read."""
-        if (carried := self._carried()) is not None:
-            self._traffic_began = step, carried
+        """Count the traffic from the beginning of `step` on, if `facts` has found one interface to other machines."""
+        links = self._links
+        if links is not None and links.interface is not None and links.leaves_machine and not links.others_used:
             with suppress(Exception):  # as for links
-                self._sent = SentData()
+                self._counter = TrafficCounter(links.interface, step)
 
     def traffic(self, step: int) -> Traffic | None:
-        """Return the traffic until the beginning of `step`."""
-        carried = self._carried()
-        if carried is None or self._traffic_began is None or self._links is None or self._links.interface is None:
-            return None
-        first_step, (sent, received) = self._traffic_began
-        connections = tuple(self._sent.so_far()) if self._sent is not None else ()
-        return Traffic(self._links.interface, step - first_step, carried[0] - sent, carried[1] - received, connections)
-
-    def _carried(self) -> tuple[int, int] | None:
-        links = self._links
-        is_known = links is not None and links.leaves_machine and not links.others_used
-        return carried_bytes(links.interface or "") if is_known and links is not None else None
+        """Return the traffic until the beginning of `step`; ``None`` if it is not counted."""
+        return self._counter.until(step) if self._counter is not None else None
 
     def facts(self, step: int) -> dict[str, Any]:
         """Return what was recorded before `step`, as fields of the `Record`."""

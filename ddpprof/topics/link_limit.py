@@ -490,7 +490,7 @@ def other_traffic(limit: LinkLimit, view: View) -> Iterator[Finding]:
     others = 1 - own_bytes / traffic.bytes_per_step
     yield Finding(
         "other-traffic",
-        f"{percent(others)} of the traffic of rank {most}'s network interface is not of DDP's gradients",
+        f"{percent(others)} of the traffic on rank {most}'s network interface is not DDP's gradient traffic",
         f"{traffic.interface} carried {size(traffic.bytes_per_step)} per step over {traffic.num_steps} steps, but the "
         f"gradients of the ranks on this machine need only {size(own_bytes)}",
         "Find what else uses this interface, such as reading data or writing checkpoints over the network, or another "

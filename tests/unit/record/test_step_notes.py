@@ -18,7 +18,7 @@ from torch.distributed.rpc.internal import RPCExecMode
 
 from ddpprof.model import StepMode
 from ddpprof.model.links import LinkFacts, Traffic
-from ddpprof.record import patches, step_notes
+from ddpprof.record import link_facts, patches
 from ddpprof.record.events import Events, Listener, binding
 from ddpprof.record.step_notes import (
     JobEnvironment,
@@ -280,7 +280,7 @@ def test_traffic_while_steps_are_recorded(
     links: LinkFacts | None, expected: Traffic | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     carried = iter([(100, 30), (1000, 100)])
-    monkeypatch.setattr(step_notes, "carried_bytes", lambda _interface: next(carried))
+    monkeypatch.setattr(link_facts, "carried_bytes", lambda _interface: next(carried))
     environment = JobEnvironment()
     environment._links = links
     environment.traffic_begins(2)

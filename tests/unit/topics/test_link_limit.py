@@ -362,7 +362,7 @@ def with_traffic(*megabytes_per_step: float, hosts: Sequence[str] = ("a", "b"), 
 def test_traffic_that_is_not_of_the_gradients() -> None:
     """Two ranks send 8.4 MB of gradients each; of the 33.6 MB on rank 1's interface, 75 % are other traffic."""
     finding = findings(with_traffic(9, 8 * 4.194304))["other-traffic"]
-    assert finding.title == "75% of the traffic of rank 1's network interface is not of DDP's gradients"
+    assert finding.title == "75% of the traffic on rank 1's network interface is not DDP's gradient traffic"
     assert finding.evidence.startswith("eth0 carried 33.6 MB per step over 20 steps, but the gradients of the ranks on")
     assert (finding.gain_ns, finding.subject, finding.may_be_meant) == (50 * MS, {"rank": 1}, True)
     small = findings(with_traffic(9, 8 * 4.194304, comm_ns=20 * MS))["other-traffic"]
