@@ -179,7 +179,7 @@ _OF_MEASURES: tuple[_Row, ...] = (
     ("+5.0 %: passed · failed · cannot tell", lambda one: _outcomes(one["by_5_percent"])),
     ("slower runs: passed · failed · cannot tell", lambda one: _outcomes(one["slower"])),
     ("unchanged, recorded runs only", lambda one: _outcomes(one["equal_recorded_only"])),
-    ("slower runs, recorded runs only", lambda one: _outcomes(one["slower_recorded_only"])),
+    ("slower, recorded runs only", lambda one: _outcomes(one["slower_recorded_only"])),
 )
 
 

@@ -463,6 +463,6 @@ def is_losing(rounds: Sequence[Steps], others: Sequence[Steps], spread: float) -
 
 
 def start_spread(starts: Sequence[Steps]) -> float:
-    """Return the ratio of the median steps of the slowest and the fastest start of a job, minus 1."""
+    """Return how much longer the median step is in the slowest launch of a job than in the fastest, as a fraction."""
     medians = [median(steps) for steps in starts if steps]
     return max(medians) / min(medians) - 1 if medians else 0.0

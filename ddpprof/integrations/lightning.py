@@ -38,5 +38,5 @@ class LightningCallback(Callback):
         self._recording.end(exception)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002
-        """End the recording if training ended without a call of the hooks above, as with Lightning's tuner."""
+        """End the recording if training ended without calls to the hooks above, as with Lightning's tuner."""
         self._recording.end()

@@ -14,7 +14,7 @@ else:
 
 
 class TransformersCallback(TrainerCallback):
-    """Record a call of ``trainer.train()`` into a run directory.
+    """Record a call to ``trainer.train()`` into a run directory.
 
     Takes the same arguments as `ddpprof.profile`. Recording ends when training ends. The Trainer does not report
     exceptions to callbacks: if an exception ends training, recording ends when ``train()`` is called again or when

@@ -75,7 +75,7 @@ class IdentityColumns:
         self.mark = np.array([UNKNOWN if one.mark is None else one.mark for one in identities], np.int8)
         self.kind = np.array([UNKNOWN if one.kind is None else one.kind for one in identities], np.int8)
         self.is_only_op = self.role == Role.OP
-        """True for ops that have no other role"""
+        """True for events that are merely ops, and not also a step, a phase or a collective"""
 
 
 # Lower case: traces of 2021 write `Kernel`, `Operator`, `Runtime`.

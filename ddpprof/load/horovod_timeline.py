@@ -35,7 +35,7 @@ _OF_HOROVOD = re.compile(
 _NEGOTIATE = "NEGOTIATE_"
 _RANK = re.compile(r"\d{1,7}")
 _MOST_US = 1 << 53
-"""larger times, in µs, are not plausible (285 years)"""
+"""largest plausible time in a timeline, in µs (285 years)"""
 _TRIES = 50
 """a truncated file is cut off after one of its last closing braces; ddpprof tries at most this many of them"""
 _COLLECTIVE = re.compile(

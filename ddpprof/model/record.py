@@ -52,7 +52,7 @@ TORCH_TIMES = (
 
 
 class Forward(Struct, frozen=True, array_like=True):
-    """One call of ``DistributedDataParallel.forward``. Times are in ns since 1970, by the host's clock."""
+    """One call to ``DistributedDataParallel.forward``. Times are in ns since 1970, by the host's clock."""
 
     module: Int64
     """index into ``Record.modules``"""
@@ -240,9 +240,7 @@ class Loader(Struct, frozen=True):
     shuffles: bool
     set_epoch_called: bool = False
     num_batches: Int64 | None = None
-    """number of fetched batches; this field and all later fields of the class are missing in records of older versions
-    of ddpprof
-    """
+    """number of fetched batches; records of older versions of ddpprof lack this field and all later fields"""
     num_fed: Int64 | None = None
     """number of batches that were followed by a DDP forward pass with gradients before the next batch was fetched"""
     num_passed_on: Int64 | None = None
@@ -342,7 +340,7 @@ class OptimizerFacts(Struct, frozen=True):
 
 
 class HostRead(Struct, frozen=True):
-    """A line of the script in which the host waits for the accelerator in profiled steps."""
+    """A line of the script that makes the host wait for the accelerator in profiled steps."""
 
     written: str
     """name of the called function, as users write it, such as ``item()``"""

@@ -144,7 +144,7 @@ def watch(
 
 
 class CallbackRecording:
-    """`ddpprof.profile` with `begin` and `end` methods. Without a call of `end`, recording ends with the process."""
+    """`ddpprof.profile` with `begin` and `end` methods. Without a call to `end`, recording ends with the process."""
 
     def __init__(self, out: str, **options: Any) -> None:
         """Accept the same arguments as `ddpprof.profile`."""

@@ -408,7 +408,8 @@ def _constructor(original: Callable[..., None], settings: Settings) -> Callable[
             _change_loaders(settings.loader)
         if settings.ddp_blocks and self._use_python_reducer:
             raise RuntimeError(
-                "ddpprof cannot disable a compiled DDP module for blocks of steps. Use: ddpprof overhead --apart"
+                "ddpprof cannot turn DDP off for blocks of steps if the DDP module is compiled. "
+                "Use: ddpprof overhead --apart"
             )
         if settings.without_ddp:
             for hook in getattr(self, "_accum_grad_hooks", []):

@@ -314,7 +314,7 @@ class StepNotes(Listener):
         self._optimizer_start_ns = 0
         self._seen: list[weakref.ref[Any]] = []
         self._num_calls = 0
-        """number of calls of ``backward`` in the current step"""
+        """number of calls to ``backward`` in the current step"""
         self._began_evaluation = False
         self._unfrozen: dict[str, None] = {}
         self._facts_of_released: dict[str, Any] | None = None

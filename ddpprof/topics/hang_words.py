@@ -18,7 +18,7 @@ _MOST_NAMES = 6
 _MOST_RANKS = 8
 _WHAT = {
     Fault.DIED: "rank {rank} has died",
-    Fault.ENDED_EARLY: "rank {rank} has no more batches and has left the training loop",
+    Fault.ENDED_EARLY: "rank {rank} has run out of batches and left the training loop",
     Fault.FEWER_PASSES: "rank {rank} has skipped a backward pass that the other ranks run",
     Fault.MISSING_COLLECTIVE: "rank {rank} has not called a collective that the other ranks have called",
     Fault.OTHER_COLLECTIVE: "rank {rank} calls a collective that the other ranks do not call",

@@ -258,7 +258,7 @@ def host_reads(_late_ns: int, view: View) -> Iterator[Finding]:
     reads = max(of_ranks, key=_num_calls, default=())
     lines = [
         f"{one.place.rpartition('/')[2]} calls {one.written} {_times(one.num_calls, one.num_steps)} per step"
-        f"{f' in torch/{one.library}' if one.library else ''}"
+        f"{f', through torch/{one.library}' if one.library else ''}"
         for one in reads[:_MOST_LINES]
     ]
     of_scaler = any(one.is_of_scaler for one in reads)

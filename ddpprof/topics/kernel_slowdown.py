@@ -41,8 +41,8 @@ else:
 
 
 MIN_RUNS = 3
-"""a ratio needs at least this many covered runs and this many runs alone, so that one disturbed run does not change the
-median
+"""a ratio needs at least this many executions that overlap with communication, and as many that do not, so that one
+disturbed execution does not change the median
 """
 
 ENOUGH_KNOWN = 0.2

@@ -406,9 +406,9 @@ def no_peer_access(limit: LinkLimit, view: View) -> Iterator[Finding]:
         title = "GPUs of one machine have no peer-to-peer access: their data passes through the host"
         said = f"no peer-to-peer access between GPUs {named}"
         advice = (
-            "nvidia-smi topo -p2p r shows which pairs have access. In virtual machines and with an IOMMU, PCIe access "
-            "control (ACS) prevents peer-to-peer access; GeForce cards do not support it. If you cannot enable it, "
-            "send fewer bytes, or hide more of the communication behind computation."
+            "nvidia-smi topo -p2p r shows which pairs have access. In virtual machines and with an IOMMU, PCIe Access "
+            "Control Services (ACS) prevent peer-to-peer access. GeForce cards do not support it at all. If you cannot "
+            "enable it, send fewer bytes, or hide more of the communication behind computation."
         )
     else:
         return

@@ -1,7 +1,7 @@
 """Measure calls through ``torch.distributed.rpc``: number and latency per calling rank, callee and function.
 
     latency   time from the call to the reply, on the caller
-    waited    |synchronous calls|, in which the caller is blocked
+    waited    total time of synchronous calls, during which the caller is blocked
 
 RPCs are not part of DDP's communication. Steps of light recording are preferred, because the profiler slows both ends
 of a call. The rules examine the rank that loses the most time to calls, because the other ranks wait for it.

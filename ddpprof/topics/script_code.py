@@ -96,7 +96,7 @@ _NO_TIMES = CodeLine("", 0, 0).times_ns
 
 @dataclass(frozen=True, slots=True)
 class RankCode:
-    """The lines of one rank."""
+    """The lines of the script that one rank ran."""
 
     rank: int
     num_steps: int

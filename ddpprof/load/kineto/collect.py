@@ -375,9 +375,10 @@ class _Remembered(dict[Any, int]):
     """A cache of the numbers that a function returns for keys."""
 
     def __init__(self, find: Callable[[Any], int], shared: Container[int] = ()) -> None:
-        """Create an empty cache for the results of `find`. `shared`: numbers that occur under many keys.
+        """Create an empty cache for the results of `find`. `shared`: results that many keys have in common.
 
-        Once there are too many keys, negative numbers and numbers in `shared` are no longer cached.
+        Once there are too many keys, results in `shared` and negative results, which stand for unknown values, are no
+        longer cached.
         """
         super().__init__()
         self._find = find

@@ -130,9 +130,9 @@ class Collected:
     accelerators
     """
     last_ns: int = -(1 << 63)
-    """latest end of any event except the ops that have no other role"""
+    """latest end of any event that is not merely an op, such as a kernel, a launch or a step"""
     last_op_ns: int = -(1 << 63)
-    """latest end of the ops that have no other role and precede the first device work"""
+    """latest end of the events that are merely ops and precede the first device work"""
     window_end: tuple[int, int] | None = None
     """event at which the profiler stopped: its group, and its time in ns"""
 

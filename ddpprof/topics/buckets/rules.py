@@ -442,7 +442,7 @@ def bucket_sizes_under(module: DdpModule, caps_mib: Sequence[float]) -> tuple[in
 
 
 def bytes_of(bucket: BucketRow) -> int:
-    """Return the size of a bucket. The size must be known, as in a recorded module without sparse gradients."""
+    """Return the size of a bucket. Call this only for recorded modules without sparse gradients."""
     return bucket.num_bytes or 0
 
 

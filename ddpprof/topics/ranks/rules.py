@@ -158,7 +158,7 @@ _LATE_IN_WHOLE_RUN = 0.05
 _LATE_ON_SHARED_CORES = 0.1
 """like `_LATE_IN_WHOLE_RUN`, for ranks that share cores, on which other work may delay one rank more than another"""
 _STEPS_OF_WHOLE_RUN = 10
-"""a rank is called late because of the whole run only if the run has at least this many steps"""
+"""ranks are compared over the whole run only if it has at least this many steps"""
 _LONGER_THAN_OTHER_WORK_NS = 10_000_000_000
 """within a period shorter than this, in ns, other work on the cores may make a rank late in every step"""
 _BY_OTHER_WORK = 5

@@ -206,7 +206,7 @@ def test_reads_of_a_scaler_depend_on_the_optimizer() -> None:
     of_scaler = HostRead("item()", "/home/u/train.py:40 in step", 4, 2 * MS, 4, "amp/grad_scaler.py")
     records = {0: record(host_reads=(of_scaler,))}
     (found,) = find_all(observed(launch_bound_ns=0, host_read_ns=3 * MS, step_ns=100 * MS, records=records))
-    assert found.evidence.endswith("train.py:40 in step calls item() once per step in torch/amp/grad_scaler.py")
+    assert found.evidence.endswith("train.py:40 in step calls item() once per step, through torch/amp/grad_scaler.py")
     assert found.advice.startswith("GradScaler.step() reads whether gradients overflowed, unless")
 
 
