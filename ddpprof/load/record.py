@@ -263,10 +263,8 @@ def parse_netbench(text: bytes, name: str) -> NetBench:
 def _what_is_wrong(bench: NetBench) -> str | None:
     if bench.collective not in _COLLECTIVES:
         return f"its collective is {bench.collective[:40]!r}"
-    if bench.world_size < 2:
-        return f"its world size is {bench.world_size}"
-    if len(bench.hosts) != bench.world_size:
-        return f"its world size is {bench.world_size}, but it lists {len(bench.hosts)} host names"
+    if bench.world_size < 2 or len(bench.hosts) != bench.world_size:
+        return f"its world size is {bench.world_size}, and its number of host names is {len(bench.hosts)}"
     if not bench.sizes:
         return "no size was measured"
     for tables_of in (bench.sizes, bench.concurrent, bench.beside):

@@ -254,3 +254,14 @@ class Compilation(Struct, frozen=True):
     """value of `OptimizeDdp`, or another value that this version of ddpprof does not know"""
     num_graphs: Int64 | None = None
     """number of graphs into which DDPOptimizer split the model; 0 if nothing was compiled, ``None`` if unknown"""
+
+
+class CompiledCode(Struct, frozen=True):
+    """What torch.compile compiled in a process, from its first recorded step on."""
+
+    num_steps: Int64
+    """number of steps"""
+    num_functions: Int64
+    """number of functions that were compiled; a function that was compiled again counts again"""
+    taken_ns: Int64
+    """time that PyTorch spent on compiling them, according to its own timers"""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from msgspec import Struct, field
 
-from ddpprof.model.ddp_module import Compilation, DdpModule
+from ddpprof.model.ddp_module import Compilation, CompiledCode, DdpModule
 from ddpprof.model.json_files import Int64
 from ddpprof.model.links import LinkFacts, Traffic
 
@@ -466,6 +466,8 @@ class Record(Struct, frozen=True, kw_only=True):
     """True if torch.compile has stopped compiling a function because the function was recompiled too often"""
     compilation: Compilation | None = None
     """how torch.compile is applied to the first DDP module; ``None`` if the module is not compiled, or if unknown"""
+    compiled_code: CompiledCode | None = None
+    """code that was compiled in or after the first recorded step; ``None`` if there is none, or if unknown"""
     num_cores: Int64 | None = None
     """number of CPU cores on which the process may run"""
     num_threads: Int64 | None = None

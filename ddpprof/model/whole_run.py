@@ -103,8 +103,6 @@ class Pause(msgspec.Struct, frozen=True):
     """
     ranks: tuple[int, ...] = ()
     """ranks on which `part` takes longer; the other ranks wait for them. For the kind ``SAVE``: ranks that save"""
-    last_step: int | None = None
-    """number of the last of the longer steps; set only for the kind ``COMPILATION``"""
     every_ns: Int64 | None = None
     """time from one of the longer steps to the next, if it is constant; set only for the kind ``UNKNOWN``"""
 

@@ -97,8 +97,7 @@ def pauses_in(steps: JobSteps) -> tuple[Pause, ...]:
         if mine.any():
             extra_ns = int(left_ns[mine].sum())
             where = _where_longer(steps, mine, extra_ns) if kind is PauseKind.EVALUATION else (None, ())
-            last_step = int(steps.number[mine].max()) if kind is PauseKind.COMPILATION else None
-            pauses.append(Pause(kind, int(mine.sum()), extra_ns, None, *where, last_step))
+            pauses.append(Pause(kind, int(mine.sum()), extra_ns, None, *where))
     long = steps.is_usual & (steps.length_ns > _LONG * normal_ns)
     if long.any():
         extra_ns, every = int(left_ns[long].sum()), _regular_distance(steps.number[long])

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from ddpprof.errors import CannotRecord
-from ddpprof.model.ddp_module import Compilation, CompileOrder, OptimizeDdp
+from ddpprof.model.ddp_module import Compilation, CompiledCode, CompileOrder, OptimizeDdp
 from ddpprof.record.settings import Settings
 
 _CALLER = "_TorchDynamoContext.__call__.<locals>."
@@ -40,6 +40,28 @@ def num_compiled() -> int:
     """Return how many functions torch.compile has compiled in this process, according to torch's own counters."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return 0 if dynamo is None else int(dynamo.counters["frames"]["ok"])
+
+
+class CompilationCounter:
+    """Counts what torch.compile compiles in this process, from a step on."""
+
+    def __init__(self, first_step: int) -> None:
+        self._first_step = first_step
+        self._num_before, self._before_ns = num_compiled(), _compiling_ns()
+
+    def until(self, step: int) -> CompiledCode | None:
+        """Return what was compiled until the beginning of `step`; ``None`` if nothing was."""
+        num_functions = num_compiled() - self._num_before
+        if not num_functions:
+            return None
+        return CompiledCode(step - self._first_step, num_functions, _compiling_ns() - self._before_ns)
+
+
+def _compiling_ns() -> int:
+    """Return the time that PyTorch has spent on compiling code in this process, according to its own timers."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    times_ns = getattr(dynamo, "cumulative_time_spent_ns", {})
+    return int(sum(times_ns.get(name, 0) for name in ("entire_frame_compile", "entire_backward_compile")))
 
 
 def is_at_limit() -> bool:

@@ -21,9 +21,16 @@ from ddpprof.linux_files import cpu_quota, own_cores, threads_per_core
 from ddpprof.model import DETAILED_MODES, DataParallelModule, Forward, RecordedStep, RpcCall, StepMode
 from ddpprof.model.backends import standard_name
 from ddpprof.model.ddp_module import CompileOrder
-from ddpprof.model.links import LinkFacts, Traffic
+from ddpprof.model.links import LinkFacts
 from ddpprof.record import consistency
-from ddpprof.record.compilation import compilation, count_graphs, is_at_limit, num_compiled, order_of
+from ddpprof.record.compilation import (
+    CompilationCounter,
+    compilation,
+    count_graphs,
+    is_at_limit,
+    num_compiled,
+    order_of,
+)
 from ddpprof.record.consistency import Unaveraged
 from ddpprof.record.data_loading import Feeding, random_states
 from ddpprof.record.ddp_construction import unfrozen_parameters
@@ -134,7 +141,8 @@ class JobEnvironment(Listener):
         """ranks of each process group that averages gradients"""
         self._world_size = 0
         self._links: LinkFacts | None = None
-        self._counter: TrafficCounter | None = None
+        self._traffic: TrafficCounter | None = None
+        self._compiled_code: CompilationCounter | None = None
         self._compile_order: CompileOrder | None = None
         self._detects_anomalies = False
 
@@ -189,16 +197,16 @@ class JobEnvironment(Listener):
             if path not in self._checkpoints:
                 self._checkpoints.append(path)
 
-    def traffic_begins(self, step: int) -> None:
-        """Count the traffic from the beginning of `step` on, if `facts` has found one interface to other machines."""
+    def recording_begins(self, step: int) -> None:
+        """Count compilations from the beginning of `step` on and, if there is one interface to other machines, traffic.
+
+        `facts` looks for the interface.
+        """
+        self._compiled_code = CompilationCounter(step)
         links = self._links
         if links is not None and links.interface is not None and links.leaves_machine and not links.others_used:
             with suppress(Exception):  # as for links
-                self._counter = TrafficCounter(links.interface, step)
-
-    def traffic(self, step: int) -> Traffic | None:
-        """Return the traffic until the beginning of `step`; ``None`` if it is not counted."""
-        return self._counter.until(step) if self._counter is not None else None
+                self._traffic = TrafficCounter(links.interface, step)
 
     def facts(self, step: int) -> dict[str, Any]:
         """Return what was recorded before `step`, as fields of the `Record`."""
@@ -222,7 +230,8 @@ class JobEnvironment(Listener):
             "debugging": self._debugging(),
             "num_threads": torch.get_num_threads(),
             "links": self._links,
-            "traffic": self.traffic(step),
+            "traffic": self._traffic.until(step) if self._traffic is not None else None,
+            "compiled_code": self._compiled_code.until(step) if self._compiled_code is not None else None,
             "checkpoints": tuple(self._checkpoints),
             "of_some_ranks": consistency.of_main_script(),
         }
@@ -366,7 +375,7 @@ class StepNotes(Listener):
         for module in self.modules:
             module.replica.recording_begins(step)
         self.unaveraged.first_look(step)
-        self.environment.traffic_begins(step)
+        self.environment.recording_begins(step)
         self.unfrozen()  # the next call returns parameters that have changed since this call
 
     def recording_ends(self, step: int) -> None:

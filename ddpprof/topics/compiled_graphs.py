@@ -31,7 +31,6 @@ from ddpprof.engine.topic import ReportView, Topic, View
 from ddpprof.layout import Line, in_ms, ms, percent
 from ddpprof.model import DdpModule, Rank, Record
 from ddpprof.model.ddp_module import DEFAULT_CAP_MIB, DEFAULT_FIRST_CAP_MIB, MIB, CompileOrder, OptimizeDdp
-from ddpprof.model.whole_run import PauseKind
 from ddpprof.topics.buckets.rules import BUCKETS
 from ddpprof.topics.buckets.steps import pass_fits
 
@@ -326,36 +325,35 @@ _ORDERS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Recompilations:
-    """Compilations after the first steps of a run."""
+    """Compilations in and after the first recorded step of a run, on the rank that spends most time on them."""
 
+    rank: int | None
+    """the rank; ``None`` if code was compiled before the first recorded step only"""
+    num_functions: int
+    """number of functions that torch.compile compiled; a function that was compiled again counts again"""
     num_steps: int
-    """number of steps in which torch.compile compiled code"""
-    last_step: int | None
-    """number of the last step in which torch.compile compiled code"""
-    extra_ns: int
-    """total additional time of the steps with compilations, compared with usual steps"""
+    """number of steps"""
+    taken_ns: int
+    """time that torch.compile took, according to PyTorch's own timers"""
     share: float
-    """`extra_ns` as a share of the duration of the run"""
-    num_watched: int
-    """number of steps for which ddpprof recorded whether code was compiled"""
+    """`taken_ns` as a share of the duration of the run"""
     is_at_limit: bool
-    """True if torch.compile stopped compiling a function because it had been recompiled too often"""
+    """True if torch.compile stopped compiling a function on some rank, because it had been recompiled too often"""
 
     @property
     def take_long(self) -> bool:
-        return self.num_steps >= _OFTEN and self.share >= _MUCH_OF_RUN
+        return self.num_functions >= _OFTEN and self.share >= _MUCH_OF_RUN
 
 
 def find_recompilations(view: View) -> Recompilations | None:
-    """Return the compilations of the run; ``None`` if it has none."""
+    """Return the compilations of the run; ``None`` if it has none, or if its duration is unknown."""
     run, is_at_limit = view.whole_run, any(one.is_at_compile_limit for one in view.records.values())
-    pauses = run.pauses if run is not None else ()
-    pause = next((one for one in pauses if one.kind is PauseKind.COMPILATION), None)
-    if run is None or pause is None:
-        return Recompilations(0, None, 0, 0.0, 0, is_at_limit) if is_at_limit else None
-    share = pause.extra_ns / run.duration_ns if run.duration_ns else 0.0
-    num_watched = max(run.num_steps - run.first_step, 1)
-    return Recompilations(pause.num_steps, pause.last_step, pause.extra_ns, share, num_watched, is_at_limit)
+    compiled = {rank: one.compiled_code for rank, one in view.records.items() if one.compiled_code is not None}
+    if not compiled or run is None or not run.duration_ns:
+        return Recompilations(None, 0, 0, 0, 0.0, is_at_limit) if is_at_limit else None
+    rank, most = max(compiled.items(), key=lambda one: one[1].taken_ns)
+    share = most.taken_ns / run.duration_ns
+    return Recompilations(rank, most.num_functions, most.num_steps, most.taken_ns, share, is_at_limit)
 
 
 def recompilations(found: Recompilations, _view: View) -> Iterator[Finding]:
@@ -363,17 +361,17 @@ def recompilations(found: Recompilations, _view: View) -> Iterator[Finding]:
     if found.take_long:
         yield Finding(
             "recompilations",
-            f"torch.compile compiles code again in {found.num_steps} of {found.num_watched} steps, which takes "
+            f"torch.compile compiles code again {found.num_functions} times in {found.num_steps} steps, which takes "
             f"{percent(found.share)} of the run",
-            f"these steps take {found.extra_ns / 1e9:.1f} s longer in total than the same number of other steps; the "
-            f"last of them is step {found.last_step}{_STOPPED if found.is_at_limit else ''}",
+            f"these compilations take {found.taken_ns / 1e9:.1f} s on rank {found.rank}, according to PyTorch's timers"
+            f"{_STOPPED if found.is_at_limit else ''}",
             _DYNAMIC,
-            found.extra_ns // found.num_watched,
+            found.taken_ns // max(found.num_steps, 1),
             is_in_few_steps=True,
             numbers=only_known(
-                extra_ns=found.extra_ns,
-                num_steps=found.num_steps,
-                num_steps_apart=found.num_watched / found.num_steps,
+                taken_ns=found.taken_ns,
+                num_functions=found.num_functions,
+                num_steps_apart=max(1.0, found.num_steps / found.num_functions),
             ),
         )
     elif found.is_at_limit:
@@ -383,12 +381,12 @@ def recompilations(found: Recompilations, _view: View) -> Iterator[Finding]:
             "for new inputs, the function runs uncompiled, which is usually slower",
             _DYNAMIC,
             None,
-            numbers=only_known(num_steps=found.num_steps or None),
+            numbers=only_known(num_functions=found.num_functions or None),
         )
 
 
 _OFTEN = 3
-"""compilations are reported if they occur in at least this many steps and take at least `_MUCH_OF_RUN` of the run"""
+"""compilations are reported if there are at least this many, and they take at least `_MUCH_OF_RUN` of the run"""
 _MUCH_OF_RUN = 0.05
 """compilations are reported only if they take at least this share of the run"""
 _STOPPED = "; after that, a function runs uncompiled for new inputs, because torch.compile reached its limit"

@@ -37,8 +37,10 @@ def test_a_file_as_it_is_written(tmp_path: Path) -> None:
         pytest.param({"traceEvents": []}, "missing required field `format`", id="a-trace"),
         pytest.param([1], "Expected `object`", id="a-list"),
         pytest.param(netbench(collective="barrier"), "its collective is 'barrier'", id="collective"),
-        pytest.param(netbench(world_size=3), "its world size is 3, but it lists 4 host names", id="hosts"),
-        pytest.param(netbench(world_size=1, hosts=["a"]), "its world size is 1", id="alone"),
+        pytest.param(netbench(world_size=3), "its world size is 3, and its number of host names is 4", id="hosts"),
+        pytest.param(
+            netbench(world_size=1, hosts=["a"]), "its world size is 1, and its number of host names is 1", id="alone"
+        ),
         pytest.param(netbench(sizes=[]), "no size was measured", id="nothing"),
         pytest.param(netbench(sizes=[times(), times()]), "are not in ascending order", id="twice-the-same"),
         pytest.param(netbench(sizes=[times(num_bytes=0)]), "are not in ascending order", id="no-bytes"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from time import perf_counter_ns
 from types import SimpleNamespace
 from typing import Any
 
@@ -150,3 +151,24 @@ def test_a_torch_without_compile_methods_is_refused_in_words() -> None:
 def test_nothing_is_changed_unless_a_trial_asks() -> None:
     untouched: Any = SimpleNamespace()
     modify_compilation(untouched, Settings("run"))
+
+
+def test_what_is_compiled_from_a_step_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each length of the input compiles the function again; PyTorch's timers are part of the time that it takes."""
+    monkeypatch.setitem(torch._dynamo.utils.counters, "frames", Counter())
+
+    @torch.compile(backend="eager", dynamic=False)
+    def double(values: torch.Tensor) -> torch.Tensor:
+        return values * 2
+
+    double(torch.zeros(1))
+    counter = compilation.CompilationCounter(3)
+    assert counter.until(5) is None
+    began = perf_counter_ns()
+    for length in (2, 3, 4):
+        double(torch.zeros(length))
+    took_ns = perf_counter_ns() - began
+    compiled = counter.until(9)
+    assert compiled is not None
+    assert (compiled.num_steps, compiled.num_functions) == (6, 3)
+    assert 0.3 * took_ns < compiled.taken_ns < took_ns

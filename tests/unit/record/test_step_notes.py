@@ -283,5 +283,5 @@ def test_traffic_while_steps_are_recorded(
     monkeypatch.setattr(link_facts, "carried_bytes", lambda _interface: next(carried))
     environment = JobEnvironment()
     environment._links = links
-    environment.traffic_begins(2)
-    assert environment.traffic(10) == expected
+    environment.recording_begins(2)
+    assert environment.facts(10)["traffic"] == expected

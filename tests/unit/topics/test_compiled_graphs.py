@@ -14,8 +14,8 @@ from ddpprof.engine.finding import Finding, Predicted, Predictions
 from ddpprof.engine.topic import View
 from ddpprof.layout import Line
 from ddpprof.model import DdpModule, Record
-from ddpprof.model.ddp_module import Compilation
-from ddpprof.model.whole_run import Pause, PauseKind, WholeRun
+from ddpprof.model.ddp_module import Compilation, CompiledCode
+from ddpprof.model.whole_run import WholeRun
 from ddpprof.report.topics import find_all
 from ddpprof.topics.buckets.rules import BUCKETS
 from ddpprof.topics.compiled_graphs import (
@@ -207,40 +207,45 @@ def test_what_the_report_says() -> None:
 
 
 SECOND = 10**9
-RECOMPILED = Pause(PauseKind.COMPILATION, 6, 4 * SECOND, last_step=36)
 
 
-def job(*pauses: Pause, is_at_limit: bool = False) -> View:
-    run = WholeRun(60, 10, 20 * SECOND, (), pauses=pauses)
-    return View(1, None, whole_run=run, records={0: record(is_at_compile_limit=is_at_limit)})
-
-
-@pytest.mark.parametrize("is_at_limit", [True, False])
-def test_compilations_that_take_much_of_the_run(is_at_limit: bool) -> None:
-    view = job(Pause(PauseKind.SAVE, 9, SECOND), RECOMPILED, is_at_limit=is_at_limit)
-    made = find_recompilations(view)
-    assert made == Recompilations(6, 36, 4 * SECOND, 0.2, 50, is_at_limit)
-    (found,) = recompilations(made, view)
-    assert found.title == "torch.compile compiles code again in 6 of 50 steps, which takes 20% of the run"
-    assert ("reached its limit" in found.evidence) is is_at_limit
-    assert (found.gain_ns, found.numbers["num_steps_apart"]) == (4 * SECOND // 50, pytest.approx(50 / 6))
+def job(*compiled: CompiledCode | None, is_at_limit: bool = False) -> View:
+    run = WholeRun(60, 10, 20 * SECOND, ())
+    records = {rank: record(is_at_compile_limit=is_at_limit, compiled_code=one) for rank, one in enumerate(compiled)}
+    return View(len(records), None, whole_run=run, records=records)
 
 
 @pytest.mark.parametrize(
-    "pauses",
+    ("num_functions", "apart"), [pytest.param(6, 50 / 6, id="in-few-steps"), pytest.param(80, 1, id="in-every-step")]
+)
+@pytest.mark.parametrize("is_at_limit", [True, False])
+def test_compilations_that_take_much_of_the_run(num_functions: int, apart: float, is_at_limit: bool) -> None:
+    shorter, longer = CompiledCode(50, 9, 3 * SECOND), CompiledCode(50, num_functions, 4 * SECOND)
+    view = job(shorter, longer, None, is_at_limit=is_at_limit)
+    made = find_recompilations(view)
+    assert made == Recompilations(1, num_functions, 50, 4 * SECOND, 0.2, is_at_limit)
+    (found,) = recompilations(made, view)
+    title = f"torch.compile compiles code again {num_functions} times in 50 steps, which takes 20% of the run"
+    assert found.title == title
+    assert ("reached its limit" in found.evidence) is is_at_limit
+    assert (found.gain_ns, found.numbers["num_steps_apart"]) == (4 * SECOND // 50, pytest.approx(apart))
+
+
+@pytest.mark.parametrize(
+    "compiled",
     [
-        pytest.param((), id="none"),
-        pytest.param((Pause(PauseKind.COMPILATION, 2, 4 * SECOND, last_step=12),), id="in-two-steps"),
-        pytest.param((Pause(PauseKind.COMPILATION, 6, SECOND // 2, last_step=12),), id="short"),
+        pytest.param(None, id="none"),
+        pytest.param(CompiledCode(50, 2, 4 * SECOND), id="twice"),
+        pytest.param(CompiledCode(50, 6, SECOND // 2), id="short"),
     ],
 )
-def test_few_compilations_matter_only_if_torch_stops_compiling(pauses: tuple[Pause, ...]) -> None:
-    made = find_recompilations(job(*pauses))
-    assert (made is None) is (not pauses)
-    assert made is None or not list(recompilations(made, job(*pauses)))
-    limited = find_recompilations(job(*pauses, is_at_limit=True))
+def test_few_compilations_matter_only_if_torch_stops_compiling(compiled: CompiledCode | None) -> None:
+    made = find_recompilations(job(compiled))
+    assert (made is None) is (compiled is None)
+    assert made is None or not list(recompilations(made, job(compiled)))
+    limited = find_recompilations(job(compiled, is_at_limit=True))
     assert limited is not None
-    (found,) = recompilations(limited, job(*pauses))
+    (found,) = recompilations(limited, job(compiled))
     assert (found.gain_ns, found.title.startswith("torch.compile has stopped")) == (None, True)
 
 
