@@ -9,15 +9,16 @@ r"""Find the lines of the script that take time in a step, above all because of 
     metric of a line = |samples of the line in a library for metrics ∩ step \ exposed communication|, median over steps
 
 The time outside the passes is the step without these times: from the start of each DDP forward pass to the end of its
-backward pass; the optimizer; waiting for data; communication; and, for lines of the script's own code, idle gaps. On an
-accelerator, *outside* and *loss* are instead the duration of the kernels that a line launches at these times, and
-*metric* is the duration of the kernels that it launches plus the idle gaps. Code inside a module that is not part of
-the DDP module counts for the line that calls the module. If *comm* of a line is longer than its *outside* or
-*loss*, that value counts as 0: the line calls collectives, which have rules of their own.
+backward pass; the optimizer; waiting for data; communication; synchronous RPCs; and, for lines of the script's own
+code, idle gaps. On an accelerator, *outside* and *loss* are instead the duration of the kernels that a line launches at
+these times, and *metric* is the duration of the kernels that it launches plus the idle gaps. Code inside a module that
+is not part of the DDP module counts for the line that calls the module. If *comm* of a line is longer than its
+*outside* or *loss*, that value counts as 0: the line calls collectives, which have rules of their own.
 
-An idle gap is a time in which no operator runs on the accelerator or, in training on CPU, on the training thread.
-Shorter gaps are the overhead of the operators themselves. A sample of a function of PyTorch or of a framework does not
-count as the script's own code, except in ``torch.distributed``, which pickles objects in Python.
+An idle gap is a time in which no operator runs on the accelerator or, in training on CPU, on the training thread, and
+in which no synchronous RPC runs. Shorter gaps are the overhead of the operators themselves. A sample of a function of
+PyTorch or of a framework does not count as the script's own code, except in ``torch.distributed``, which pickles
+objects in Python.
 """
 
 from __future__ import annotations
@@ -140,14 +141,15 @@ def measure_code(rank: Rank, steps: Sequence[int]) -> RankCode | None:
     if not found:
         return None
     sampled = _Sampled(samples, trace.epoch_ns)
-    idle = [sampled.times(_long(split.idle), sampled.is_own) for split in found.values()]
+    calls = _remote_calls(rank, trace)
+    idle = [sampled.times(_long(subtract(split.idle, calls)), sampled.is_own) for split in found.values()]
     data = [sampled.times(split.data, sampled.is_own) for split in found.values()]
     whole = [sampled.times(_without_collectives(rank, trace, step), sampled.is_in_backward) for step in steps]
     outside, own_outside, loss, in_comm = [], [], [], []
     comm, is_library = _communication(trace), sampled.is_library
     every = np.ones(len(samples.lines), bool)
     optimizers, in_forward = _optimizers(rank, trace), np.zeros(len(sampled.callers))
-    waits = merge(merge(optimizers, marked_spans(trace, Mark.DATA)), comm)
+    waits = merge(merge(merge(optimizers, marked_spans(trace, Mark.DATA)), comm), calls)
     for step, split in found.items():
         passes = _passes(trace, step)
         in_forward += sampled.times(union(passes.begins_ns, passes.ends_ns), every, of_callers=True)
@@ -341,6 +343,14 @@ def _communication(trace: Trace) -> Spans:
     launched_ns = np.where(comm.launched_ns == UNKNOWN, comm.start_ns, np.minimum(comm.launched_ns, comm.start_ns))
     is_on_host = np.full(len(comm), trace.device == "cpu")
     return union(launched_ns[is_on_host], comm.end_ns[is_on_host])
+
+
+def _remote_calls(rank: Rank, trace: Trace) -> Spans:
+    """Return the spans of synchronous RPCs, which have a topic of their own."""
+    recorded = [call for step in rank.training_steps for call in step.rpc if call.kind == "sync"]
+    answered = [(call.start_ns, call.end_ns) for call in recorded if call.end_ns is not None]
+    times = np.array(answered, np.int64).reshape(-1, 2) - (trace.epoch_ns or 0)
+    return union(times[:, 0], times[:, 1])
 
 
 def _long(idle: Spans) -> Spans:

@@ -10,7 +10,7 @@ import pytest
 from tables import collective, record, recorded, trace
 
 from ddpprof.engine.topic import View
-from ddpprof.model import CodeSamples, Mark, Phase, Rank
+from ddpprof.model import CodeSamples, Mark, Phase, Rank, RpcCall, StepMode
 from ddpprof.topics.script_code import (
     SCRIPT_CODE,
     SCRIPT_LINES,
@@ -53,6 +53,16 @@ def test_lines_get_the_long_gaps_in_which_they_run() -> None:
     found = measure_code(rank(), [0])
     assert found == RankCode(0, 1, (CodeLine(LOG, 6 * MS, 0), CodeLine(LOAD, 1 * MS, 3 * MS)))
     assert found.idle_ns == 7 * MS
+
+
+def test_waiting_for_a_remote_call_is_not_the_scripts_own_code() -> None:
+    """Logging runs from 13 to 19 ms. It waits for a call from 14 to 17 ms, and does not wait for another."""
+    calls = [RpcCall("rank1", "log", kind, 1000 + 14 * MS, 1000 + 17 * MS, 0, 0) for kind in ("sync", "async")]
+    for call, expected_ms in zip(calls, (3, 6), strict=True):
+        step = recorded(0, StepMode.PROFILED, rpc=(call,))
+        found = measure_code(replace(rank(), record=record(code_samples=SAMPLES, steps=(step,))), [0])
+        assert found is not None
+        assert {one.line: one.idle_ns for one in found.lines}[LOG] == expected_ms * MS
 
 
 def test_lines_get_the_time_of_the_step_in_which_they_run() -> None:
