@@ -202,8 +202,8 @@ def _as_it_is(options: argparse.Namespace, report: Report) -> Experiment:
         )
     _refuse_others_run(options)
     job = parse_trace_words(words, "try")
-    if not job.is_one_node or len(report.job.hosts) > 1:
-        raise DdpprofError("the job ran on several nodes, but ddpprof try can start it only on this node.")
+    if not job.is_one_node or not report.job.one_command_starts_it:
+        raise DdpprofError("the job was started on several nodes, but ddpprof try can start it only on this node.")
     torchrun = job.options.torchrun
     return Experiment(
         format=EXPERIMENT_FORMAT,

@@ -139,6 +139,13 @@ class Job:
     """number of ranks per CPU core, on the host where it is highest; ``None`` if unknown"""
     is_of_torchrun: bool = False
     """True if torchrun started the ranks"""
+    num_launches: int = 0
+    """number of ddpprof processes that started ranks; a job on several hosts may have one for each host or rank"""
+
+    @property
+    def one_command_starts_it(self) -> bool:
+        """Whether repeating the command on one host starts all ranks, as with mpirun; if unknown, ``False``."""
+        return len(self.hosts) < 2 or self.num_launches == 1
 
     def averages(self, rank: int) -> bool:
         """Return True if a rank averages its gradients with the lowest rank."""

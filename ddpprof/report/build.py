@@ -389,6 +389,7 @@ def _job(run: Run, ranks: Sequence[RankSummary], modules: Sequence[DdpModule]) -
         spare_cores=min(((one.num_cores - one.num_threads) / one.num_ranks for one in hosts), default=None),
         ranks_per_core=max((one.num_ranks / one.num_cores for one in hosts), default=None),
         is_of_torchrun=run.is_of_torchrun,
+        num_launches=sum(one.is_job for one in run.exits),
     )
 
 

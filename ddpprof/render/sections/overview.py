@@ -584,9 +584,9 @@ def _to_try(report: Report, finding: Finding) -> str:
 
 
 def _can_try(report: Report, paths: Sequence[str]) -> bool:
-    """Return whether `ddpprof try` can run the job again, which it does only on one host."""
+    """Return whether `ddpprof try` can run the job again."""
     job = report.job
-    return len(paths) == 1 and bool(job.recorded_with) and len(job.hosts) < 2 and report.failure is None
+    return len(paths) == 1 and bool(job.recorded_with) and job.one_command_starts_it and report.failure is None
 
 
 def _left_to_try(report: Report, paths: Sequence[str]) -> list[Finding]:

@@ -136,9 +136,11 @@ def test_a_resumed_try_may_be_given_more_rounds(
     assert "all options from the experiment" in capsys.readouterr().err
 
 
-def test_a_job_of_several_hosts_is_not_tried_on_one() -> None:
+@pytest.mark.parametrize("num_launches", [0, 2])
+def test_a_job_that_was_started_on_several_hosts_is_not_tried_on_one(num_launches: int) -> None:
     """It may have been started on each host by hand, without an option that tells."""
     options = argparse.Namespace(path=Path("a"), trust=True)
-    job = replace(report().job, recorded_with=("train.py",), hosts=("a", "b"))
-    with pytest.raises(DdpprofError, match="the job ran on several nodes, but ddpprof try can start it only"):
+    job = replace(report().job, recorded_with=("train.py",), hosts=("a", "b"), num_launches=num_launches)
+    with pytest.raises(DdpprofError, match="the job was started on several nodes, but ddpprof try can start it only"):
         _as_it_is(options, report(job=job))
+    assert replace(job, num_launches=1).one_command_starts_it
