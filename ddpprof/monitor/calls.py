@@ -228,7 +228,8 @@ def of_call_left_out(table: Table) -> Verdict | None:
     found = found or [(one, name) for one in table if (name := _call_left_out(one)) is not None]
     due = [one for one in table if _is_in_due_call(one)]
     if not found and len(due) == 1 and len(table) == 2:
-        found = [(one, due[0].calls[-1].name) for one in others_of(table, due[0])]
+        (other,) = others_of(table, due[0])
+        found = [] if died_in_collective_of_script(other) else [(other, due[0].calls[-1].name)]
     if len(found) != 1:
         return None
     ((blamed, name),) = found
@@ -290,7 +291,7 @@ def _those_that_left_out_a_collective(positions: Sequence[Position]) -> list[Pos
     """Return the ranks that died in DDP's own collectives while most ranks died in a collective of the script."""
     if not _died_of_another_size(positions):
         return []
-    in_script = [one for one in positions if _collective_of_script(one)]
+    in_script = [one for one in positions if died_in_collective_of_script(one)]
     return [one for one in positions if one not in in_script] if len(in_script) > len(positions) / 2 else []
 
 
@@ -304,7 +305,7 @@ def _of_another_collective(positions: Sequence[Position]) -> Position | None:
     is_said = any(map(_says_another_size, dead))
     if not is_said and not any(map(_was_aborted_by_gloo, dead)):
         return None
-    in_script = [one for one in dead if _collective_of_script(one)]
+    in_script = [one for one in dead if died_in_collective_of_script(one)]
     if len(in_script) == len(positions):
         return None  # all ranks called one: see `of_mismatch`
     in_ddp = [one for one in positions if one not in in_script and _is_surely_in_ddp(one)]
@@ -325,7 +326,7 @@ def _is_surely_in_ddp(position: Position) -> bool:
 
 def of_mismatch(positions: Sequence[Position]) -> Verdict | None:
     """Diagnose ranks that called different collectives of the script at the same time, if this ended the job."""
-    dead = [one for one in positions if one.fault is Fault.DIED and _collective_of_script(one)]
+    dead = [one for one in positions if one.fault is Fault.DIED and died_in_collective_of_script(one)]
     noticed = any(_says_another_size(one) or _was_aborted_by_gloo(one) for one in dead)
     if len(dead) < 2 or len(dead) < len(positions) or not noticed:
         return None
@@ -364,6 +365,7 @@ def _was_aborted_by_gloo(position: Position) -> bool:
     return communicates and seen is not None and seen.exit_code == -signal.SIGABRT
 
 
-def _collective_of_script(position: Position) -> bool:
+def died_in_collective_of_script(position: Position) -> bool:
+    """Return True if a rank ended in a collective that the script calls."""
     record = position.evidence.record
     return record is not None and record.ended_in not in (None, "_sync_buffers")

@@ -17,11 +17,12 @@ from msgspec import structs
 from ddpprof.model import UNKNOWN, ProcessExit, Record
 from ddpprof.model.hang import Fault, Hint, Verdict
 from ddpprof.model.overdue import collective_of
-from ddpprof.model.pulse import Activity, Ended, PulseState, StepFlag
+from ddpprof.model.pulse import Activity, Ended, StepFlag
 from ddpprof.monitor import ras
 from ddpprof.monitor.calls import (
     OddRank,
     behind_by_calls,
+    died_in_collective_of_script,
     odd_by_calls,
     of_call_left_out,
     of_calls_that_failed,
@@ -120,13 +121,16 @@ def _is_behind_loop(position: Position) -> bool:
 
 
 def _of_skipped_pass(table: Table) -> Verdict | None:
-    """Diagnose a rank that finished with too few backward passes, so that other ranks wait or fail."""
-    found = find_skipped_pass({one.rank: _passes(one.evidence.state) for one in table})
+    """Diagnose a rank that left the loop, or died in a collective of the script, after too few backward passes.
+
+    The other ranks wait in a backward pass, or fail because of the rank's end.
+    """
+    found = find_skipped_pass({one.rank: _passes(one) for one in table})
     if found is None:
         return None
     blamed = next(one for one in table if one.rank == found.rank)
     others = others_of(table, blamed)
-    if not all(one.waits_in is not None or lost_a_peer(one.evidence) for one in others):
+    if not all(one.waits_in is not None or one.waits_in_ddp or lost_a_peer(one.evidence) for one in others):
         return None
     more = found.num_passes - 1
     later = {0: "", 1: ", nor was a later forward pass"}.get(more, f", nor were {more:,} later forward passes")
@@ -137,9 +141,11 @@ def _of_skipped_pass(table: Table) -> Verdict | None:
     return verdict_on(Fault.FEWER_PASSES, replace(blamed, detail=detail, hint=None), others)
 
 
-def _passes(state: PulseState) -> Passes:
+def _passes(position: Position) -> Passes:
+    state = position.evidence.state
     first_unpaired = state.unpaired_step if state.num_unpaired > 0 else None
-    return Passes(state.num_passes, state.ended == Ended.FINISHED, state.num_unpaired, first_unpaired)
+    is_past = state.ended == Ended.FINISHED or died_in_collective_of_script(position)
+    return Passes(state.num_passes, is_past, state.num_unpaired, first_unpaired)
 
 
 def _of_extra_pass(table: Table) -> Verdict | None:
@@ -387,11 +393,11 @@ def _of_fewer_calls(table: Table) -> Verdict | None:
 
 
 RULES: tuple[Callable[[Table], Verdict | None], ...] = (
+    _of_skipped_pass,
     of_calls_that_failed,
     of_call_left_out,
     of_collective_that_failed,
     of_mismatch,
-    _of_skipped_pass,
     _of_extra_pass,
     of_collectives_that_met,
     _of_barrier_in_vain,

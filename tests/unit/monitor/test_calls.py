@@ -185,6 +185,20 @@ def test_a_rank_that_left_a_due_collective_out_is_known_by_its_own_numbers() -> 
     assert verdict.fault is not Fault.MISSING_COLLECTIVE, "DDP's own buckets came in another order"
 
 
+def test_nobody_has_left_out_a_collective_in_which_both_ranks_died() -> None:
+    """As in an evaluation on one rank, while the other rank averages its loss. Both calls are due."""
+    lost = "failed: RuntimeError: Connection reset by peer"
+    caller = with_calls(died(rank(0, num_passes=10), lost), REDUCE, METRIC, regular=[METRIC])
+    ranks = [caller, died(rank(1, num_passes=10), exit_code=-6)]
+    for number, one in enumerate(ranks):
+        assert one.record is not None
+        places = {"ended_in": "all_reduce", "ended_place": f"train.py:{number + 3}"}
+        ranks[number] = replace(one, record=structs.replace(one.record, **places))
+    verdict = judge(ranks)
+    assert (verdict.fault, verdict.rank) == (Fault.MISMATCH, None)
+    assert verdict.detail == "rank 0 called all_reduce at train.py:3; rank 1 called all_reduce at train.py:4"
+
+
 def test_a_rank_whose_comm_hook_reduces_nothing_has_called_less_than_all_others() -> None:
     """All are in the same backward pass."""
     behind = replace(in_reducer(1), facts=OverdueFacts(calls=(Call("0", 9, *REDUCE),)))

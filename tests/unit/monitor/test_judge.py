@@ -457,6 +457,17 @@ def test_a_rank_that_skipped_a_backward_pass(other: RankEvidence, has_failed: bo
     )
 
 
+def test_a_rank_that_skipped_a_backward_pass_and_died_in_an_evaluation() -> None:
+    """Gloo aborts it, because the other ranks are still in their last backward pass; the launcher kills one of them."""
+    skipped = died(with_skipped(rank(1, num_passes=10)), exit_code=-6)
+    assert skipped.record is not None
+    skipped = replace(skipped, record=replace_struct(skipped.record, ended_in="all_reduce"))
+    lost = died(rank(0, activity=Activity.BACKWARD), "failed: RuntimeError: Connection closed by peer")
+    killed = died(rank(2, activity=Activity.BACKWARD), exit_code=-15)
+    verdict = judge([lost, skipped, killed])
+    assert (verdict.fault, verdict.rank, verdict.has_failed) == (Fault.FEWER_PASSES, 1, True)
+
+
 @pytest.mark.parametrize(
     ("times", "later"), [(2, "nor was a later forward pass"), (4, "nor were 3 later forward passes")]
 )
