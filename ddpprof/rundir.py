@@ -13,7 +13,7 @@
     hang.json              the last verdict on a job that hung, from ``ddpprof diagnose`` or the process that watches it
     hang-stacks.txt        stacks of all threads of the ranks while the job hung, if requested
     nccl/                  NCCL's own log, one file per process, with ``--nccl-log``
-    control.sock           socket on which the running job accepts requests of ``ddpprof capture``
+    control.sock           socket on which the running job accepts requests from ``ddpprof capture``
     board/                 small files through which the ranks agree on a capture
     capture-1/             a run with the steps that ``ddpprof capture`` requested
     attempt-1/             the same files for the job's next attempt, if torchrun restarted all ranks

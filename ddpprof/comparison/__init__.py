@@ -5,7 +5,7 @@ lightly recorded steps if one of the runs has no profiled steps. Each run is one
 
     noise of a median = 1.57 × (3rd quartile - 1st quartile) / sqrt(runs)      (McGill, Tukey, Larsen 1978)
 
-Two medians differ beyond noise if their difference is larger than the sum of their noise.
+Two medians differ by more than noise if their difference is larger than the sum of their noise.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class MetricChange:
 
     @property
     def is_beyond_noise(self) -> bool | None:
-        """Whether the change is beyond noise; ``None`` if there are too few runs to decide."""
+        """Whether the change exceeds the noise; ``None`` if there are too few runs to decide."""
         if self.difference is None:
             return None
         beyond = self.difference.is_beyond_noise
@@ -201,7 +201,7 @@ class Comparison(ShownInNotebooks):
     metrics: tuple[MetricChange, ...]
     buckets: tuple[BucketChange, ...]
     kernels: tuple[KernelChange, ...]
-    """kernels that became slower or faster beyond noise, in descending order of the increase in time per step"""
+    """kernels that became slower or faster by more than noise, in descending order of the increase in time per step"""
     missing: tuple[str, ...]
     """messages that say which data cannot be compared, and why"""
     runs_needed: int | None = None
@@ -465,7 +465,7 @@ def _noise_ns(summary: KernelSummary) -> float | None:
 def compare_kernels(
     a: Sequence[KernelSummary], b: Sequence[KernelSummary]
 ) -> tuple[tuple[KernelChange, ...], str | None]:
-    """Return the kernels that became slower or faster beyond noise, largest increase in time first.
+    """Return the kernels that became slower or faster by more than noise, largest increase in time first.
 
     Also return a message about kernels that occur in only one of the jobs, or ``None``.
     """

@@ -109,7 +109,7 @@ def _steps(file: TraceRows) -> tuple[list[Step], list[str]]:
     if not len(forwards):
         forwards = file.marked(Mark.DATA_PARALLEL)
     if not len(forwards):
-        return [], ["the trace has no steps: neither ProfilerStep marks nor calls of DistributedDataParallel.forward"]
+        return [], ["the trace has no steps: neither ProfilerStep marks nor calls to DistributedDataParallel.forward"]
     threads, counts = np.unique(file.lane[forwards], return_counts=True)
     on_training_thread = forwards[file.lane[forwards] == threads[np.argmax(counts)]]
     optimizers = file.marked(Mark.OPTIMIZER)

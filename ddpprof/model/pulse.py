@@ -302,7 +302,7 @@ def summary_of(steps: PulseSteps, memory_bytes: int) -> tuple[int, ...]:
 
 
 def usual_ns(steps: PulseSteps, fewest: int = 1) -> int | None:
-    """Return the median length of the steps without a `StepFlag`, or of all steps if too few have no flag.
+    """Return the median length of the steps without a `StepFlag`, or of all steps if too many have a flag.
 
     `fewest`: number of steps that a median needs. With fewer steps in total, returns ``None``.
     """

@@ -277,7 +277,7 @@ def of_collectives_that_met(table: Table) -> Verdict | None:
 
 
 _MISMATCHED = re.compile(r"op\.preamble\.length|op\.nbytes|[Mm]ismatch(?:ed)? .*collective|collective.* mismatch")
-"""pattern for errors that are raised if a collective meets a collective of a different size"""
+"""pattern for errors that are raised if a collective is matched with a collective of a different size"""
 
 
 def _died_of_another_size(positions: Sequence[Position]) -> bool:
@@ -334,7 +334,8 @@ def of_mismatch(positions: Sequence[Position]) -> Verdict | None:
     detail = clauses([f"rank {rank} called {call}" for rank, call in calls.items()], _MOST_CALLS)
     if len(set(calls.values())) == 1:
         detail = (
-            f"all ranks called {next(iter(calls.values()))}, but with different amounts of data, or not equally often"
+            f"all ranks called {next(iter(calls.values()))}, but with different amounts of data, or some ranks called "
+            "it more often"
         )
     first = min(dead, key=lambda one: one.evidence.state.step)
     return Verdict(

@@ -143,7 +143,7 @@ def _passes(state: PulseState) -> Passes:
 
 
 def _of_extra_pass(table: Table) -> Verdict | None:
-    """Diagnose a rank that ran more backward passes than others, in fewer steps or after most ranks left the loop."""
+    """Diagnose a rank that ran more backward passes than others: in fewer steps, or after others left the loop."""
     early = [one for one in table if one.fault is Fault.ENDED_EARLY]
     trains_on = [one for one in table if one not in early]
     if len(trains_on) == 1 < len(early) and trains_on[0].waits_in_ddp:

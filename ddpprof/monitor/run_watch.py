@@ -149,8 +149,8 @@ class _Turn:
         """Check the run. Return the duration of the check in seconds if this and the previous check were long,
         otherwise 0.
 
-        `slow_s`: sum of the durations returned so far for all kinds of checks. Long checks delay the current check.
-        This delay does not count as missed time, because its cause is slow storage.
+        `slow_s`: sum of the durations returned so far for all kinds of checks. Long checks delay later checks. This
+        delay is not counted as missed time, because slow storage causes it.
         """
         began_s, began_cpu_s, time_of_day_s = _now_s(), time.thread_time(), _time_of_day_s()
         late_s = began_s - self.due_s - (slow_s - self._slow_s)

@@ -7,9 +7,9 @@ instead.
 
 A trace may take hundreds of megabytes, and all ranks may write to the same network folder at the same time. A separate
 thread therefore writes the trace. PyTorch holds Python's global interpreter lock while it writes the JSON, so training
-pauses even so, but not while the trace is compressed or copied. If the run directory is not on the node's local disk,
-the thread first writes the trace to the local disk and then writes a compressed copy to the run directory. If it is on
-the local disk, the file is only renamed, and is compressed after training.
+still pauses, but not while the trace is compressed or copied. If the run directory is not on the node's local disk, the
+thread first writes the trace to the local disk and then writes a compressed copy to the run directory. If the run
+directory is on the local disk, the file is only renamed, and is compressed after training.
 """
 
 from __future__ import annotations

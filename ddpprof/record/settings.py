@@ -108,7 +108,7 @@ class Settings:
     """number of timed steps in each block"""
 
     launched_unix_s: float | None = None
-    """time at which the launcher started the job; by this time, the ranks recognize the run of this job"""
+    """time at which the launcher started the job; the ranks use it to recognize the run of this job"""
     agent: str | None = None
     """identifier of the torchrun process, if torchrun starts ddpprof and ddpprof starts the rank"""
 

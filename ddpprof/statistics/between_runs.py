@@ -121,7 +121,7 @@ class Difference:
 
     @property
     def is_beyond_noise(self) -> bool | None:
-        """Whether the difference is beyond noise; ``None`` if there are too few runs to decide."""
+        """Whether the difference exceeds the noise; ``None`` if there are too few runs to decide."""
         if self.low_ns > 0 or self.high_ns < 0:
             return True
         return False if self.is_measured else None

@@ -127,7 +127,7 @@ _MANY = 0.2
 def gradients_discarded(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
     """Report modules whose reduced gradients are often discarded, but used in other passes.
 
-    The gain is an upper bound: the passes are assumed to take the whole step, in proportion to the size of their
+    The gain is an upper bound: the whole step is divided among the passes, in proportion to the size of their
     gradients. Modules without a single used pass are not reported, because their optimizer may work with copies of the
     parameters, as in some kinds of mixed-precision training.
     """
@@ -169,7 +169,7 @@ def _gradient_bytes(module: DdpModule) -> int:
 
 @dataclass(frozen=True, slots=True)
 class UnusedForwards:
-    """Forward passes with gradients, and those not used by a backward pass, in a module's typical step (medians)."""
+    """Forward passes with gradients in a module's typical step, and those that no backward pass uses (medians)."""
 
     module: int
     num_forwards: int

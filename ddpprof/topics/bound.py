@@ -255,7 +255,7 @@ _NEW_BATCH = {
     WhatHelps.DOUBLE_BATCH: "with twice the batch size",
     WhatHelps.ACCUMULATION: f"with {ACCUMULATED} times the batch size, and one optimizer step instead of {ACCUMULATED}",
 }
-"""change → its further effect on training, because of which other hyperparameters may be needed"""
+"""change → its effect on training that may call for different hyperparameters"""
 
 
 def _gain(one: WouldHelp) -> str:

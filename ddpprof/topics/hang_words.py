@@ -23,7 +23,7 @@ _WHAT = {
     Fault.MISSING_COLLECTIVE: "rank {rank} has not called a collective that the other ranks have called",
     Fault.OTHER_COLLECTIVE: "rank {rank} calls a collective that the other ranks do not call",
     Fault.MISMATCH: "the ranks have called collectives that do not match",
-    Fault.EVALUATES_ALONE: "rank {rank} runs evaluation with a DDP module, whose forward pass waits for the others",
+    Fault.EVALUATES_ALONE: "rank {rank} runs evaluation with a DDP module, whose forward pass waits for all ranks",
     Fault.OWN_CODE: "rank {rank} is still running the script's own code",
     Fault.LOCK: "rank {rank} is waiting for a lock, a queue or another process",
     Fault.LOADER: "rank {rank} is waiting for its DataLoader",

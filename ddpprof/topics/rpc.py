@@ -28,7 +28,7 @@ _MAX_ROWS = 24
 
 @dataclass(frozen=True, slots=True)
 class RpcCalls:
-    """Calls of one function on one callee, per step: medians over steps. Byte counts include only tensors."""
+    """Calls to one function on one callee, per step: medians over steps. Byte counts include only tensors."""
 
     callee: str
     function: str

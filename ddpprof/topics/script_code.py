@@ -96,7 +96,7 @@ _NO_TIMES = CodeLine("", 0, 0).times_ns
 
 @dataclass(frozen=True, slots=True)
 class RankCode:
-    """The lines of the script that one rank ran."""
+    """Lines of the script that ran on one rank."""
 
     rank: int
     num_steps: int
@@ -244,8 +244,8 @@ class _Sampled:
         is_of_step &= ~self.computes_metrics
         self.is_own = ~np.array(samples.is_in_framework, bool) & is_of_step
         self.is_library = is_of_step & ~self.is_own
-        """masks of places, shape (places,): whether autograd runs the place; if not, whether it computes metrics, is
-        the script's own code, or is code of another library that the script calls, other than a backward pass
+        """masks of places, shape (places,): places that autograd runs; among the rest, places that compute metrics,
+        places in the script's own code, and places in other libraries that the script calls, except for backward passes
         """
         self._line_of = np.array([self.lines.index(line) for line in samples.lines], np.int64)
         self._caller_of = np.array([self.callers.index(caller) for caller in callers], np.int64)
@@ -424,7 +424,7 @@ _MUCH_IN_BACKWARD = 0.05
 
 
 def code_outside_passes(ranks: Sequence[RankCode], view: View) -> Iterator[Finding]:
-    """Report operators that the script calls outside model, backward pass and optimizer, such as to average weights."""
+    """Report operators that the script calls outside model, backward pass and optimizer, as when averaging weights."""
     step_ns = view.step_ns or 0
     least = min(ranks, key=lambda one: one.outside_ns)
     has_loss = least.loss_ns >= _MUCH_OF_LOSS * step_ns
@@ -442,7 +442,7 @@ def code_outside_passes(ranks: Sequence[RankCode], view: View) -> Iterator[Findi
         f"Operators outside the model, the backward pass and the optimizer take {in_ms(gain_ns)} per step, "
         f"{f'mostly at {named}' if named else 'spread over many lines'}",
         f"{_sampled_in(least, view)}{loss}",
-        "Run work that is not needed in every step less often, and work that needs no gradients under torch.no_grad(). "
+        "Run work less often if it is not needed in every step, and under torch.no_grad() if it needs no gradients. "
         "Replace loops over elements or parameters by operators on whole tensors or lists of tensors: weight_decay for "
         "penalties, torch.nn.utils.get_total_norm for norms, torch.optim.swa_utils.AveragedModel for averages.",
         gain_ns,
@@ -497,7 +497,7 @@ def slowest_line_of(rank: int, view: View) -> tuple[str, int] | None:
 
 
 def lines_of_collectives(view: View) -> str:
-    """Return a clause that names the lines of the script that take most of the time of its collectives on CPU."""
+    """Return a clause that names the lines in which the script spends most of its time in collectives, on CPU."""
     least = min((one for one in view[SCRIPT_CODE] or () if one.comm_ns), key=lambda one: one.comm_ns, default=None)
     if least is None:
         return ""
@@ -540,8 +540,8 @@ class ScriptLine:
 _MOST_SCRIPT_LINES = 10
 _LEAST_SHARE = 0.05
 _MOST_SHARE = 0.9
-"""a line that runs for more than this share of the step without exposed communication is not listed, because it may
-call the whole training
+"""a line that runs for more than this share of the step without exposed communication is not listed, because it may be
+the call that runs the whole training
 """
 
 
@@ -576,7 +576,7 @@ def measure_lines(rank: Rank, steps: Sequence[int]) -> tuple[ScriptLine, ...] | 
 
 def script_lines_table(lines: Sequence[ScriptLine], _report: ReportView) -> Iterable[Section]:
     yield table_of(
-        "Longest-running lines of a profiled step, with the libraries that they call, without exposed communication",
+        "Longest-running lines of a profiled step, including libraries that they call, excluding exposed communication",
         lines,
         {
             "line": lambda one: clean(one.short, most=80),

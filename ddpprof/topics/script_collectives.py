@@ -289,7 +289,7 @@ def _medians(steps: Sequence[tuple[OutsideCalls, ...] | None]) -> tuple[OutsideC
 
 
 def _of(outside: Sequence[OutsideCalls], view: View, *purposes: Purpose) -> list[OutsideCalls]:
-    """Return the calls worth reporting. In the forward pass, only barriers are: the model may need other calls."""
+    """Return the calls worth reporting. In the forward pass, return only barriers: the model may need other calls."""
     calls = [
         one
         for one in outside
@@ -470,7 +470,7 @@ def outside_table(calls: Sequence[OutsideCalls], _report: ReportView) -> Iterabl
             },
             ("collective", "where", "carries"),
             "numbers of the rank with the least exposed time, because the other ranks also wait for slower ranks; "
-            "exposed: while neither computation nor DDP's communication runs",
+            "exposed: time in which neither computation nor DDP's communication runs",
         )
 
 

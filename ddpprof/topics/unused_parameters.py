@@ -273,7 +273,7 @@ def untrained_parameters(tails: Sequence[UntrainedTail], view: View) -> Iterator
     """Report parameters that get gradients but are not trained by any optimizer.
 
     The gain is an upper bound: the time in which autograd computes only their gradients at the end of the backward
-    pass, and their share in the bytes of all parameters, times the rest of the step.
+    pass, and their share of the bytes of all parameters, times the rest of the step.
     """
     unused = {name for module in view.modules for name in module.unused or ()}
     of_ddp = sum(parameter.num_bytes for module in view.modules for parameter in module.parameters)

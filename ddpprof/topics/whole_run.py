@@ -503,7 +503,7 @@ def uneven_work(run: WholeRun, view: View) -> Iterator[Finding]:
         f"all ranks, and no rank was the slowest in more than {percent(uneven.most_often)} of the "
         f"steps{sizes if larger >= _LARGER_INPUTS else ''}",
         "Give all ranks batches of about the same size in each step: sort or group the samples by length "
-        "(Trainer: group_by_length=True) so that all ranks of a step get similar lengths, or limit the number of "
+        "(Trainer: group_by_length=True) so that all ranks get similar lengths in a step, or limit the number of "
         "tokens per batch instead of the number of samples.",
         uneven.lost_ns,
         numbers=only_known(lost_ns=uneven.lost_ns, num_steps=uneven.num_steps),

@@ -148,7 +148,7 @@ class RankTimeline:
     numbers: tuple[int, ...]
     """numbers of the rank's steps"""
     steps: Sequence[StepTimeline]
-    """timelines of the steps; each is created when it is accessed, because all of them may not fit into memory"""
+    """timelines of the steps; each is created when it is accessed, because they may not all fit into memory"""
 
 
 class StepsToDraw(Sequence[StepTimeline]):
