@@ -173,7 +173,7 @@ class TableSchema(Generic[_OfRun]):
     """One table of `Report.tables`, with a column for each declared number of its rows."""
 
     name: str
-    """name of the table, which is also the name of its attribute of `Tables` and of its Parquet file"""
+    """name of the table, of its attribute in `Tables`, and of its Parquet file"""
     description: str
     row: type
     rows: Callable[[_OfRun, ReportView], Iterable[Any]]

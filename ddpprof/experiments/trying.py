@@ -77,7 +77,7 @@ class Promise:
     """predicted gain with its interval, if the gain could be predicted"""
     is_lossy: bool = False
     keeps_order: bool = True
-    """True if the change keeps the order in which gradients are added, so that losses should be bitwise identical"""
+    """True if the change keeps the order in which gradients are added; losses should then be bitwise identical"""
     keeps_batches: bool = True
     """False if the change may alter the batches, for example because other workers draw the random augmentations"""
 

@@ -34,7 +34,7 @@ class StepMode(StrEnum):
     WITHOUT_DDP = "without_ddp"
     """like `OFF`, but DDP only calls its module and does nothing else"""
     CUT = "cut"
-    """a profiled step that took too long, so that the trace contains only its beginning"""
+    """a profiled step that took too long; the trace contains only its beginning"""
     DONE = "done"
 
 
@@ -64,7 +64,7 @@ class Forward(Struct, frozen=True, array_like=True):
     buffer_sync_ns: Int64
     rebuild_ns: Int64
     synchronizes: bool
-    """``False`` under ``no_sync()``, so that the backward pass does not reduce gradients"""
+    """``False`` under ``no_sync()``; the backward pass then does not reduce gradients"""
     has_gradients: bool = True
     """``False`` under ``no_grad()``, for example in an evaluation"""
     reaches_backward: bool | None = None
@@ -284,8 +284,7 @@ class Replica(Struct, frozen=True):
     resolution: float
     """largest machine epsilon of the data types of the sampled parameters"""
     num_unreduced_passes: Int64
-    """number of recorded backward passes that no DDP forward pass preceded, so that DDP did not reduce their
-    gradients
+    """number of recorded backward passes that no DDP forward pass preceded; DDP did not reduce their gradients
     """
 
 
@@ -311,7 +310,7 @@ class UntrainedParameters(Struct, frozen=True):
     names: tuple[str, ...]
     num_bytes: Int64
     is_wrapped: bool = True
-    """True if the parameters belong to a DDP module, so that DDP reduces their gradients"""
+    """True if the parameters belong to a DDP module, which reduces their gradients"""
     has_no_rate: bool = False
     """True if an optimizer has the parameters, but with a learning rate of 0"""
 
@@ -490,8 +489,7 @@ class Record(Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None
     """timeout of collectives in the process group"""
     joins: bool = False
-    """True if training runs within ``DistributedDataParallel.join()``, so that ranks may have different numbers of
-    batches
+    """True if training runs within ``DistributedDataParallel.join()``; ranks may then have different numbers of batches
     """
     of_some_ranks: tuple[CollectiveOfSomeRanks, ...] = ()
     """collectives that the script calls on only some ranks; ddpprof lists only cases that are certain from the source

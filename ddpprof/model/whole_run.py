@@ -69,7 +69,7 @@ class StepSlowdown(msgspec.Struct, frozen=True):
     first_gradient_later_ns: Int64 | None = None
     """how much later than in normal steps the first gradient is ready on `ranks`, in ns; ``None`` if negligible"""
     is_coarse: bool = False
-    """whether the slowdown was found in summaries of many steps, so that its first and last step are approximate"""
+    """whether the slowdown was found in summaries of many steps; its first and last step are then approximate"""
 
     @property
     def growth(self) -> float:

@@ -120,7 +120,7 @@ def _is_behind_loop(position: Position) -> bool:
 
 
 def _of_skipped_pass(table: Table) -> Verdict | None:
-    """Diagnose a rank that finished with too few backward passes, so that other ranks wait or fail."""
+    """Diagnose a rank that finished with too few backward passes, and for which other ranks wait or fail."""
     found = find_skipped_pass({one.rank: _passes(one.evidence.state) for one in table})
     if found is None:
         return None
@@ -257,7 +257,7 @@ def _may_await_a_device(position: Position) -> bool:
 
 
 def _of_all_held(table: Table) -> Verdict | None:
-    """Diagnose ranks that all have the same problem, so that no single rank is at fault."""
+    """Diagnose ranks that all have the same problem; no single rank is then at fault."""
     first = table[0]
     if len(table) < 2 or first.fault not in _HOLDS_A_MACHINE or {one.fault for one in table} != {first.fault}:
         return None

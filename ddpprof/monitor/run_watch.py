@@ -35,7 +35,7 @@ class Look(Protocol):
         """Check the run in a directory.
 
         `missed_s`: time since the previous check during which this process did not run. `is_over`: whether the job has
-        ended, so that this is the last check.
+        ended, and this is the last check.
         """
 
 

@@ -320,7 +320,7 @@ def _say_difference(ddp: Any, begin: str, end: str) -> None:
 
 
 _NOT_WITHOUT_DDP = ("mixed_precision", "delay_all_reduce_named_params")
-"""arguments of DDP that change the computation itself, so that training without DDP would not be comparable"""
+"""arguments of DDP that change the computation itself; training without DDP would then not be comparable"""
 
 _AWAY = "_ddpprof_takes_ddp_away"
 """name of the attribute that marks a DDP module whose reducer is disabled"""

@@ -76,7 +76,7 @@ class JobEnd:
 
     @property
     def was_stopped(self) -> bool:
-        """Whether a signal ended the job, so that the job neither succeeded nor failed by itself."""
+        """Whether a signal ended the job. Such a job has neither succeeded nor failed by itself."""
         return self.interrupted or self.signal is not None
 
 

@@ -366,7 +366,7 @@ _PAUSE_S = 0.01
 
 
 def _pausing_at_end(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the function that ``destroy_process_group`` calls with ``None``, so that it pauses there.
+    """Wrap the function that ``destroy_process_group`` calls with ``None``; pause before that call.
 
     gloo's threads then release the Python objects of their last work, for which they need the interpreter lock. PyTorch
     holds this lock while it joins the threads, so a thread that still waits for the lock would cause a deadlock.

@@ -325,7 +325,7 @@ class StepProfiler:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Add the block to `pauses`."""
+        """Add the time that the block takes to `pauses`."""
         began = time.perf_counter_ns()
         self._is_busy = True
         try:

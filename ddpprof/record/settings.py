@@ -39,7 +39,7 @@ class Settings:
     other half
     """
     timed_steps: int = 0
-    """number of steps after `cost_steps` in which recording is off, so that only their duration is recorded"""
+    """number of steps after `cost_steps` in which recording is off; only their duration is recorded"""
     warmup: int = WARMUP
     """number of steps in which the profiler warms up; their trace is discarded"""
     steps: int = STEPS

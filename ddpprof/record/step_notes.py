@@ -253,8 +253,7 @@ def framework_at_work() -> str | None:
 
 
 def _holding_the_model() -> str | None:
-    """Return ``"accelerate"`` if the script has created an Accelerator. Its code is not on the stack during training.
-    """
+    """Return ``"accelerate"`` if the script has created an Accelerator. Its code is not on the stack in training."""
     state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
     return "accelerate" if getattr(state, "_shared_state", None) else None
 

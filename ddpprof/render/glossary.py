@@ -260,7 +260,7 @@ TERMS = (
     Term(
         "gain",
         "The time per step that a change could save. If the recorded steps can be replayed with only that change, as "
-        "by ddpprof whatif, the gain is predicted, with a 95 % interval. Otherwise, the gain is an upper bound ('up "
+        "ddpprof whatif does, the gain is predicted, with a 95 % interval. Otherwise, the gain is an upper bound ('up "
         "to'). If no gain is given, this run does not show how large it is. Gains do not add up, because two findings "
         "may explain the same milliseconds.",
         field="findings[].gain_ns",

@@ -265,7 +265,7 @@ class Report(ShownInNotebooks):
     def step_ns(self) -> int | None:
         """Duration of a step, in ns: the median of the steps that ran without the profiler.
 
-        These are all steps of the run if the times of enough of them are known, and otherwise some of the first steps.
+        All steps of the run are used if enough of their times are known; otherwise, some of the first steps.
         On an accelerator, or if all steps ran with the profiler, this is the mean of the profiled steps.
         """
         run, timed_ns = self.whole_run, self.timed_steps_ns

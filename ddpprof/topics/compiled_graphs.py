@@ -173,7 +173,7 @@ def compiles_nothing(found: CompiledGraphs, _view: View) -> Iterator[Finding]:
 
 
 def one_graph(found: CompiledGraphs, view: View) -> Iterator[Finding]:
-    """Report a model that is compiled as one graph, so that no communication overlaps with its backward pass."""
+    """Report a model that is compiled as one graph: no communication can overlap with its backward pass."""
     if len(found.groups_ns) != 1 or not view.worth(view.exposed_ns):
         return
     is_cut = found.optimize_ddp == OptimizeDdp.DDP_OPTIMIZER

@@ -155,7 +155,7 @@ def _data_loading(view: View) -> DataLoading:
 
 
 def training_loaders(of_ranks: Iterable[Sequence[Loader]]) -> Iterator[Loader]:
-    """Yield the loaders that provide training batches, among the loaders of each rank."""
+    """Yield all loaders that provide training batches, rank by rank."""
     return (loader for loaders in of_ranks for loader in loaders if loader.feeds_training)
 
 
@@ -239,7 +239,7 @@ def _seed_workers(framework: str | None, num_workers: int) -> str:
 
 
 def epoch_never_set(data: DataLoading, view: View) -> Iterator[Finding]:
-    """Report a DistributedSampler whose ``set_epoch`` is never called, so that every epoch has the same order."""
+    """Report a DistributedSampler whose ``set_epoch`` is never called: every epoch has the same order."""
     for loader in training_loaders(data.loaders.values()):
         epochs = loader.epochs_set
         if loader.set_epoch_called or not loader.shuffles or epochs is None:
@@ -444,7 +444,7 @@ class RankInputs:
 
 
 def unevenness(ranks: Sequence[RankInputs]) -> float | None:
-    """Return how much the largest input of a step exceeds the mean input of the ranks, as a fraction of the mean.
+    """Return by how much the largest input of a step exceeds the mean input of the ranks, as a fraction of the mean.
 
     The result is the mean over the steps that all ranks recorded; ``None`` if there is no such step, or only one rank.
     """

@@ -58,7 +58,7 @@ _HOLDS_HOOKS = "AccumulateGrad"
 
 @dataclass(frozen=True, slots=True)
 class KernelSlowdown:
-    """The covered runs of one kernel."""
+    """The covered runs of one kernel: its runs during communication."""
 
     kernel: Kernel
     covered_ns: int

@@ -508,7 +508,7 @@ _MORE_THAN_OWN = 1.5
 
 
 def slow_link(limit: LinkLimit, view: View) -> Iterator[Finding]:
-    """Report a machine, or one link, that sends more slowly than all others between the machines of the job.
+    """Report a machine, or a link between two machines of the job, that sends more slowly than all others.
 
     A link counts as slow only if it is slow even while the receiver does not limit it.
     """

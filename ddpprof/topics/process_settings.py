@@ -1,6 +1,6 @@
 """Check the settings of the ranks' processes: cores, compute threads, and debugging settings.
 
-The number of threads of a single rank may match the number of cores, but all ranks of the host share these cores.
+Each rank may compute with as many threads as the host has cores, but all ranks of the host share these cores.
 """
 
 from __future__ import annotations

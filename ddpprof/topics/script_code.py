@@ -208,7 +208,7 @@ def line_during(rank: Rank, spans: Spans) -> str | None:
 
 
 def _optimizers(rank: Rank, trace: Trace) -> Spans:
-    """Return the spans of the optimizers, without the closures that they call if these are recorded."""
+    """Return the spans of the optimizers, excluding the closures that they call, if these are recorded."""
     recorded = [one for step in rank.training_steps for one in step.optimizers]
     if not recorded or trace.epoch_ns is None:
         return marked_spans(trace, Mark.OPTIMIZER)
@@ -377,7 +377,9 @@ def _taken(
 
 
 def _sampled_in(rank: RankCode, view: View) -> str:
-    """Return a clause that says in which steps the lines were sampled, and by how much the profiler extends them."""
+    """Return a clause that says in which steps the lines were sampled, and how much longer the profiler makes these
+    steps.
+    """
     longer = f", which take {view.profiled_ratio:.2f} × as long as other steps" if view.profiled_ratio > 1 else ""
     return f"sampled in {count(rank.num_steps, 'profiled step')} of rank {rank.rank}{longer}"
 

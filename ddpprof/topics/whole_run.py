@@ -486,7 +486,7 @@ _MUCH_LONGER = 1.2
 
 
 def uneven_work(run: WholeRun, view: View) -> Iterator[Finding]:
-    """Report ranks that take turns at being the slowest rank, so that the other ranks wait in most steps."""
+    """Report ranks that take turns at being the slowest rank, for which the other ranks wait in most steps."""
     uneven, steps = run.uneven, run.steps
     if uneven is None or steps is None or (view.cores_per_rank or 1) < (view.num_threads or 1):
         return  # threads wait for cores, which takes different times on the ranks

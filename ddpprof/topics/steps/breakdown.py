@@ -65,8 +65,8 @@ class StepSplit:
     parts: tuple[tuple[Spans, ...], ...]
     """spans of each part, in the order of the fields of `Breakdown`"""
     is_whole: bool = True
-    """False if the trace starts or ends in the middle of the step, so that its duration cannot be compared with other
-    steps
+    """False if the trace starts or ends in the middle of the step; its duration then cannot be compared with that of
+    other steps
     """
 
     @property

@@ -284,8 +284,8 @@ def _is_on(clock: CommonClock | None, rank: int) -> bool:
 def _set_beside(ranks: Sequence[DrawnRank], clock: CommonClock | None) -> dict[int, int]:
     """Return an additional shift of each rank's times, in ns; 0 for ranks on the common clock.
 
-    Ranks of a job run at the same time. If a host's clock contradicts this, the rank is shifted so that its first step
-    in common with the first rank begins at the same time.
+    Ranks of a job run at the same time. If a host's clock contradicts this, the rank is shifted so that the first step
+    that it shares with the first rank begins at the same time on both.
     """
     moves, first, until = dict.fromkeys((one.rank for one in ranks), 0), None, 0
     for one in sorted(ranks, key=lambda one: not _is_on(clock, one.rank)):
