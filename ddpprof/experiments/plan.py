@@ -154,7 +154,7 @@ class Experiment:
     steps count
     """
     torchrun: tuple[str, ...] | None = None
-    """options for torchrun; ``None`` if torchrun only needs the number of processes in `Variant.nproc`"""
+    """options for torchrun; ``None`` if torchrun needs only the number of processes in `Variant.nproc`"""
     is_whole: bool = True
     """False if the command contains secrets; secrets are not stored, so the user must give the command again"""
 

@@ -114,7 +114,7 @@ class DeviceMemory(Struct, frozen=True, array_like=True):
     reserved_bytes: Int64
     """bytes reserved by PyTorch's caching allocator"""
     is_own: bool = True
-    """True if the process trains on the device; False if it only has memory or a context there"""
+    """True if the process trains on the device; False if it has only memory or a context there"""
     uuid: str | None = None
     """identifier of the device that, unlike the index, is the same in all processes"""
     total_bytes: Int64 | None = None
@@ -137,7 +137,7 @@ class Memory(Struct, frozen=True):
     """resident memory of the process on the host, in bytes"""
     peak_rss_bytes: Int64 | None = field(name="peak_rss", default=None)
     devices: tuple[DeviceMemory, ...] = ()
-    """devices on which the process trains; devices on which it only has memory are not included"""
+    """devices on which the process trains; devices on which it has only memory are not included"""
 
 
 class RpcCall(Struct, frozen=True, array_like=True):

@@ -112,7 +112,7 @@ class Profile:
         return self.passes[0].num_reduced * self.passes[0].accumulation
 
     def without_others(self, ranks: Profile) -> Profile:
-        """Return this profile, with its computation replaced by that of `ranks`, a profile of only some of the ranks.
+        """Return this profile with the computation of `ranks`, which is a profile of only some of the ranks.
 
         Everything else is kept. Raises `DdpprofError` if the number of gradients differs.
         """

@@ -122,7 +122,7 @@ def wrap(owner: Any, name: str, make: Wrapper) -> None:
 
 
 def _telling(event: Callable[[], Callable[[Any], None]]) -> Wrapper:
-    """Return a wrapper that reports an event before each call of a method. The event's argument is ``self``.
+    """Return a wrapper that reports an event before each call to a method. The event's argument is ``self``.
 
     `event`: returns the function that is currently bound to the event.
     """

@@ -191,7 +191,7 @@ def _is_it_normal(point: ScalePoint) -> str:
     if most is None or point.transfer_ns is None:
         return f"{gained}."
     why = f"a step's communication takes {in_ms(point.transfer_ns)}, and its computation {in_ms(point.ideal_ns)}"
-    return f"{gained}. The speed-up is at most {most:.2f} times: {why}."
+    return f"{gained}. The maximum speed-up is {most:.2f}: {why}."
 
 
 def scaling_sections(report: ScalingReport) -> Iterable[Section]:

@@ -243,7 +243,7 @@ def gradient_hooks(trace: Trace) -> NDArray[np.int64]:
 
 
 def launched_in(trace: Trace, step: int) -> NDArray[np.bool_]:
-    """Return a mask over the collectives: True for those of the step whose launch is known."""
+    """Return a mask over the collectives: True for each collective of the step that has a known launch."""
     comm = trace.collectives
     return np.asarray((comm.step == step) & (comm.launched_ns != UNKNOWN))
 
