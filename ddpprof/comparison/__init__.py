@@ -282,8 +282,8 @@ FASTEST_STEP = "fastest step"
 """name of the measure that varies least: other work on the machine disturbs some steps, but hardly ever the fastest one
 """
 MEAN_STEP = "mean step"
-"""name of the mean over the whole run, including evaluations, checkpoints and recorded steps; the median step excludes
-these
+"""name of the measure for the mean step of the whole run, including evaluations, checkpoints and recorded steps; the
+median step excludes these
 """
 
 _OF_PROFILED, _OF_LIGHT = (

@@ -93,7 +93,7 @@ class View:
     framework: str | None = None
     """framework that creates the DDP module; ``None`` if the script creates it"""
     cores_per_rank: float | None = None
-    """number of CPU cores per rank, on the host where it is lowest"""
+    """number of CPU cores per rank, on the host with the fewest per rank"""
     num_threads: int | None = None
     """number of CPU threads that a rank uses for computation; the maximum over all ranks"""
     records: Mapping[int, Record] = field(default_factory=dict)

@@ -24,7 +24,7 @@ from ddpprof.predict.replay import NOTHING, Computed, Cost, Link, Replayed, Trai
 
 _LEAST_RATE_ERROR = 0.02
 _RATE_ERROR_PER_DOUBLING = 0.1
-"""for bucket sizes, numbers of ranks or bandwidths outside the measured range: relative error per doubling"""
+"""relative error per doubling for bucket sizes, numbers of ranks or bandwidths outside the measured range"""
 _RATE_ERROR_OF_A_WIRE = 0.03
 _OF_A_WIRE = 3.0
 """between hosts, the wire determines a time per byte of at least this many ns (at most 2.7 Gbit/s). Apart from latency,
@@ -112,7 +112,7 @@ def _rate_error(network: Network, link: Link, setting: Setting, training: Traini
 
 
 def _doublings_beyond(network: Network, sizes: Sequence[int]) -> float:
-    """Return by how many doublings buckets are outside the range of measured sizes, as a mean over their bytes."""
+    """Return by how many doublings bucket sizes are outside the measured range, averaged over the bytes."""
     total = 0.0
     for num_bytes in sizes:
         beyond = max(network.least_bytes / max(1, num_bytes), num_bytes / network.most_bytes)

@@ -134,9 +134,9 @@ class Job:
     round_trip_ns: Annotated[int | None, HOST] = None
     """longest round trip of a message from a rank to the host of the job's key-value store"""
     spare_cores: float | None = None
-    """number of unused CPU cores per rank, on the host where it is lowest; ``None`` if unknown"""
+    """number of unused CPU cores per rank, on the host with the fewest; ``None`` if unknown"""
     ranks_per_core: float | None = None
-    """number of ranks per CPU core, on the host where it is highest; ``None`` if unknown"""
+    """number of ranks per CPU core, on the host with the most; ``None`` if unknown"""
     is_of_torchrun: bool = False
     """True if torchrun started the ranks"""
 

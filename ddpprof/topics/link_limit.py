@@ -74,7 +74,7 @@ class LinkLimit:
     """smallest size of the all-reduces from which `reached_bytes_per_s` was computed"""
     below_bytes: int | None = None
     nccl: NcclChoices | None = None
-    """choices in the NCCL log of the first rank, with the transports of all ranks"""
+    """choices that NCCL logged on the first rank, but with the transports of all ranks"""
     kernel_algorithm: str | None = None
     """algorithm in the names of NCCL's kernels: ``"TREE"`` or ``"RING"``; ``"RING"`` also stands for NVLS and
     CollNet

@@ -509,7 +509,7 @@ def lines_of_collectives(view: View) -> str:
 
 
 def longest_line(view: View) -> CodeLine | None:
-    """Return the line that takes the longest time in a single step, among lines that take far less in most steps."""
+    """Return the line with the longest time in a single step, among lines that take far less time in most steps."""
     found = [one.longest for one in view[SCRIPT_CODE] or () if one.longest is not None]
     return max(found, key=lambda one: one.idle_ns, default=None)
 
