@@ -154,9 +154,7 @@ def launch_of(correlation: Int64Column, launch_correlation: Int64Column, launch_
 def holder_of(
     time_ns: Int64Column, thread: Int64Column, start_ns: Int64Column, end_ns: Int64Column, span_thread: Int64Column
 ) -> Index:
-    """Return, for each time on a thread, the index of the last span begun before it, or `UNKNOWN` if the span has
-    ended.
-    """
+    """Return, per time on a thread, the index of the last span begun before it, or `UNKNOWN` if that span has ended."""
     found = np.full(len(time_ns), UNKNOWN, np.int64)
     for number in np.unique(thread).tolist():
         rows, spans = np.flatnonzero(thread == number), np.flatnonzero(span_thread == number)

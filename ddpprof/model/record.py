@@ -284,8 +284,7 @@ class Replica(Struct, frozen=True):
     resolution: float
     """largest machine epsilon of the data types of the sampled parameters"""
     num_unreduced_passes: Int64
-    """number of recorded backward passes that no DDP forward pass preceded; DDP did not reduce their gradients
-    """
+    """number of recorded backward passes that no DDP forward pass preceded; DDP did not reduce their gradients"""
 
 
 class UnaveragedParameters(Struct, frozen=True):

@@ -199,9 +199,7 @@ def gain(before: Prediction, after: Prediction) -> Gain:
 
 @dataclass(frozen=True, slots=True)
 class _PredictedPasses:
-    """The synchronized backward passes that go through the same modules in a step. Times are sums over these passes, in
-    ns.
-    """
+    """The synchronized backward passes that go through the same modules in a step. Times are their sums, in ns."""
 
     training: Training
     was_ns: float

@@ -66,9 +66,7 @@ def carried_bytes(interface: str, root: Path = Path("/")) -> tuple[int, int] | N
 
 
 class TrafficCounter:
-    """Counts the bytes that an interface carries, and the bytes that this process sends to other machines, from a step
-    on.
-    """
+    """Counts the bytes that an interface carries, and those that this process sends to other machines, since a step."""
 
     def __init__(self, interface: str, first_step: int) -> None:
         self._interface, self._first_step = interface, first_step

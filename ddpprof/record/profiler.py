@@ -62,8 +62,7 @@ class Bounds:
         self._most_s = most_seconds
         self._most_bytes = most_bytes
         self._longest_s = {True: 0.0, False: 0.0}
-        """longest step in seconds, by key: False → of the skipped initial steps, True → of all other steps
-        """
+        """longest step in seconds, by key: False → of the skipped initial steps, True → of all other steps"""
         self._step_began = 0.0
         self._bytes_at_step = 0
         self._began: float | None = None

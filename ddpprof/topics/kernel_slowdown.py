@@ -285,9 +285,7 @@ def _same_work(trace: Trace, runs: KernelRuns) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class _Control:
-    """Total time of work that ran alone in measured steps, and of the same work in baseline steps. Both are doubled,
-    like the medians.
-    """
+    """Doubled total time of work that ran alone in measured steps, and of the same work in baseline steps."""
 
     twice_measured_ns: int
     twice_baseline_ns: int

@@ -533,8 +533,8 @@ def slow_link(limit: LinkLimit, view: View) -> Iterator[Finding]:
             "while they send, according to the kernel's counters for the connections",
             "Each all-reduce waits for the slowest link. Compare the negotiated speed, the errors and the dropped "
             "packets of this machine's interface with those of other machines (ethtool, ip -s link), and look for a "
-            "bandwidth limit of the virtual machine or the switch port. If none of these is the cause, train without "
-            "this machine.",
+            "bandwidth limit of the virtual machine or the switch port. If you find no cause, train without this "
+            "machine.",
             min(view.exposed_ns or 0, round((1 - reached / least) * (view.comm_ns or 0))),
             subject={"rank": _ranks_at(ends[0], view)[0]},
             numbers=only_known(bytes_per_s=round(reached), others_bytes_per_s=round(least)),

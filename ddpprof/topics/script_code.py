@@ -377,9 +377,7 @@ def _taken(
 
 
 def _sampled_in(rank: RankCode, view: View) -> str:
-    """Return a clause that says in which steps the lines were sampled, and how much longer the profiler makes these
-    steps.
-    """
+    """Return a clause about the steps in which the lines were sampled, and how much longer the profiler makes them."""
     longer = f", which take {view.profiled_ratio:.2f} × as long as other steps" if view.profiled_ratio > 1 else ""
     return f"sampled in {count(rank.num_steps, 'profiled step')} of rank {rank.rank}{longer}"
 

@@ -286,8 +286,7 @@ _USE_DEFAULT = (
 def _fewer_buckets(view: View, module: DdpModule, now: int) -> NewBuckets:
     """Return the predicted best buckets if there are fewer of them than now; otherwise, return DDP's default buckets.
 
-    Predictions that do not reduce the number are ignored, because latency cannot be measured with buckets of equal
-    size.
+    Predictions that do not reduce the number are ignored: latency cannot be measured with buckets of equal size.
     """
     best = view.predictions.best_buckets
     if best is not None and len(best.bucket_bytes) < now:
