@@ -149,7 +149,7 @@ def pulse_file(rank: int) -> str:
 
 
 def pulses_in(directory: Location) -> list[int]:
-    """Return the ranks that have written a pulse, in order."""
+    """Return the ranks that have written a pulse, in ascending order."""
     matches = (_RANK_FILE.match(path.name) for path in directory.iterdir())
     return sorted({int(match.group(1)) for match in matches if match and match.group(2) == "pulse"})
 
@@ -164,7 +164,7 @@ def plain_trace_file(rank: int) -> str:
 
 
 def ranks_in(directory: Location) -> list[int]:
-    """Return the ranks that have written any file, in order."""
+    """Return the ranks that have written any file, in ascending order."""
     matches = (_RANK_FILE.match(path.name) for path in directory.iterdir())
     return sorted({int(match.group(1)) for match in matches if match})
 

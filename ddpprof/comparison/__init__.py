@@ -79,7 +79,7 @@ def _usual_step_ns(report: Report) -> float:
 
 
 def differing_facts(reports: Sequence[Report]) -> list[str]:
-    """Return the names of the facts in which the runs differ, in order.
+    """Return the names of the facts in which the runs differ.
 
     If a run has no information about its DDP modules, only facts that all runs have are compared.
     """

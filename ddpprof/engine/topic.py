@@ -121,7 +121,7 @@ class View:
         return self.group_size == self.world_size
 
     def module(self, index: int) -> DdpModule | None:
-        """Return the module, or ``None`` if it is unknown because the rank was killed before it recorded the module."""
+        """Return the module, or ``None`` if the rank was killed before it recorded the module."""
         return self.modules[index] if 0 <= index < len(self.modules) else None
 
     def without_profiler(self, took_ns: int) -> int:

@@ -163,7 +163,7 @@ class OtherFile(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All ranks that could be read, in order, and messages about missing data."""
+    """All ranks that could be read, in ascending order, and messages about missing data."""
 
     name: str
     command: tuple[str, ...]

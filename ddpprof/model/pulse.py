@@ -70,8 +70,8 @@ class PulseIdentity(msgspec.Struct, frozen=True):
     pid: int
     created_ns: int
     shared: str
-    """path of the pulse in shared memory, which is more recent than the copy in the run directory while the
-    rank runs
+    """path of the pulse in shared memory; while the rank runs, this pulse is more recent than the copy in the run
+    directory
     """
     kept: str
     """path of the pulse's copy in the run directory"""

@@ -324,8 +324,8 @@ class OptimizerFacts(Struct, frozen=True):
     is_sharded: bool = False
     """True if this rank keeps the state of only some parameters, as with ``ZeroRedundancyOptimizer``"""
     is_fused: bool | None = None
-    """value of the optimizer's ``fused`` argument; ``None`` if the script did not pass it or the optimizer does not
-    have it
+    """value of the optimizer's ``fused`` argument; ``None`` if the script did not pass the argument, or the optimizer
+    does not have it
     """
     could_be_fused: bool = False
     """True if PyTorch has a fused implementation for all parameters on their devices"""

@@ -171,7 +171,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """A point of the curve of step durations over time, which represents a range of consecutive steps."""
+    """A point of the curve of step durations over time. It represents a range of consecutive steps."""
 
     start_ns: int
     first_step: int
@@ -287,7 +287,7 @@ class WholeRun:
     the ranks
     """
     slowdowns: tuple[StepSlowdown, ...] = ()
-    """periods of longer steps that no known pause explains, in order"""
+    """periods of longer steps that no known pause explains, in the order of their steps"""
     pauses: tuple[Pause, ...] = ()
     """single steps that took longer, grouped by reason: checkpoints, evaluation, recording, new epochs, compilation, or
     unknown

@@ -297,8 +297,8 @@ def _those_that_left_out_a_collective(positions: Sequence[Position]) -> list[Pos
 def _of_another_collective(positions: Sequence[Position]) -> Position | None:
     """Return the rank that called a collective when other ranks called a DDP collective of a different size.
 
-    Returns ``None`` if the mismatch did not end the job. Either rank may notice it: the rank raises an error, or gloo
-    aborts its process.
+    Returns ``None`` if the mismatch did not end the job. Either rank may notice the mismatch: it raises an error, or
+    gloo aborts its process.
     """
     dead = [one for one in positions if one.fault is Fault.DIED]
     is_said = any(map(_says_another_size, dead))

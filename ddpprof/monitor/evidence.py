@@ -333,7 +333,7 @@ def _stacks_of(py_spy: str, one: RankEvidence) -> str:
 
 
 def _output_of(command: list[str]) -> tuple[str, str]:
-    """Return a command's output (empty if it fails) and its last line on stderr."""
+    """Return a command's output (empty if the command fails) and its last line on stderr."""
     options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with start(command, helper_environment(), begin=None, **options) as process:
         try:

@@ -172,5 +172,5 @@ def _now_s() -> float:
 
 
 def _time_of_day_s() -> float:
-    """Return the time of day minus `_now_s`, which changes only when the clock is set."""
+    """Return the time of day minus `_now_s`. The difference changes only when the clock is set."""
     return time.time() - _now_s()

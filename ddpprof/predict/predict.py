@@ -170,7 +170,7 @@ class Prediction:
     bucket_bytes: tuple[int, ...]
     """bucket sizes in launch order"""
     doubted_ns: tuple[float, ...]
-    """step duration with each of the alternative networks (see `Doubts`), whose order is the same in all predictions"""
+    """step duration with each of the alternative networks (see `Doubts`), in the same order in all predictions"""
     missed_ns: float
     """error of the replay when it uses the recorded settings, scaled up for a longer predicted backward pass"""
     guessed_ns: float

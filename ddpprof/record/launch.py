@@ -81,7 +81,7 @@ class JobEnd:
 
 
 def inside_job() -> bool:
-    """Return True if this is one of the per-rank processes that torchrun, Slurm or MPI has started."""
+    """Return True if this process is one of the per-rank processes that torchrun, Slurm or MPI has started."""
     if any(name in os.environ for name in _RANK_VARIABLES):
         return True
     return {_SLURM_RANK, "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"} <= os.environ.keys()

@@ -151,8 +151,8 @@ def gradients_discarded(modules: Sequence[DdpModule], view: View) -> Iterator[Fi
         f"{passes}; these gradients were set to None before an optimizer used them, as happens in a GAN that computes "
         "the gradients of both networks but updates only one",
         "Do not compute gradients in these passes: run the module under torch.no_grad(), or detach its output. If "
-        "gradients must reach its inputs, run its forward pass and the backward pass under `with ddp.no_sync():`, "
-        "which does not reduce them.",
+        "gradients must reach the module's inputs, run its forward pass and the backward pass under `with "
+        "ddp.no_sync():`, which does not reduce gradients.",
         gain_ns,
         subject={"module": often[0].name},
         numbers=only_known(num_discarded=sum(one.num_discarded_passes for one in often), step_ns=view.step_ns),

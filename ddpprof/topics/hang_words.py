@@ -60,8 +60,8 @@ _WHERE_LEFT_OUT = (
 )
 _FIND_HELD = "To find that code: py-spy dump --native --pid {pid}."
 _OF_GLOO = (
-    "If it is ~ProcessGroupGloo, PyTorch joins a thread that waits for the lock: release the model before you call "
-    "destroy_process_group(), or sleep for 10 ms after it."
+    "If that code is ~ProcessGroupGloo, PyTorch joins a thread that waits for the lock: release the model before you "
+    "call destroy_process_group(), or sleep for 10 ms after it."
 )
 _DO = {
     Fault.DOES_NOT_EXIT: "Read a queue before you join the processes that fill it: call queue.get() for each "

@@ -398,7 +398,7 @@ def _may_enter_the_loss(call: OutsideCalls) -> bool:
 
 
 def _gradients_by_hand(unsized: Sequence[OutsideCalls]) -> str:
-    """Return advice for collectives after the backward pass, which may reduce gradients."""
+    """Return advice for collectives after the backward pass. They may reduce gradients."""
     if not any(one.place is Place.AFTER_BACKWARD for one in unsized):
         return ""
     return (

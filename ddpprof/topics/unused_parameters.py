@@ -126,7 +126,7 @@ def uses_everything(module: DdpModule) -> bool:
 def _search_and_communication_ns(view: View) -> int | None:
     """Return the maximum cost of the search, in ns: its own time, and the exposed communication.
 
-    Without the search, DDP also rebuilds its buckets, which may hide the communication.
+    Without the search, DDP also rebuilds its buckets, and may thereby hide the communication.
     """
     known = [ns for ns in (view.unused_search_ns, view.exposed_ns) if ns is not None]
     return sum(known) if len(known) == 2 else None

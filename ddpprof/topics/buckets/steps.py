@@ -249,7 +249,7 @@ def launched_in(trace: Trace, step: int) -> NDArray[np.bool_]:
 
 
 def calls_in_backward(trace: Trace, step: int) -> NDArray[np.int64]:
-    """Return the rows of collectives that layers call in the backward pass, which are launched by autograd nodes.
+    """Return the rows of collectives that layers call in the backward pass, launched by autograd nodes.
 
     There are none if the trace has no gradient hooks, or if FSDP is used.
     """

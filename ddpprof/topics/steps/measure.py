@@ -179,7 +179,7 @@ def _step_report(
 def _torch_times(
     trace: Trace, recorded: dict[int, RecordedStep], number: int, modules: Sequence[DdpModule]
 ) -> TorchTimes | None:
-    """Return the step's times together with DDP's own, which are in the next step's record; ``None`` if unknown."""
+    """Return the step's times and DDP's own times, which are in the next step's record; ``None`` if unknown."""
     step, following = recorded.get(number), recorded.get(number + 1)
     if step is None or following is None or len(modules) != 1:
         return None
