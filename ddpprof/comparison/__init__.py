@@ -352,7 +352,7 @@ def _mean_step(report: Report) -> list[float]:
 def _wrapper(reports: Sequence[Report]) -> Callable[[StepReport], int | None]:
     """Return a function that sums the parts of DDP's own work that are known in all runs.
 
-    Traces that ddpprof did not record do not contain all parts.
+    Traces that were not recorded by ddpprof lack some of these parts.
     """
     parts = [field.name for field in fields(WrapperCost)]
     known = [

@@ -271,7 +271,8 @@ difference
 """
 _CHANCE = 1e-4
 """losses are compared only if runs of the same job differ by at most this. Rounding in a few steps cannot cause a
-larger difference: it occurs if no seed is set, or if half-precision values are added in varying order
+larger difference. Larger differences are caused by a missing seed, or by half-precision values that are added in
+varying order
 """
 
 

@@ -384,7 +384,7 @@ class StepProfiler:
         """Switch collection on or off unless the device is busy. Return True if it is now in the requested state.
 
         Since torch 2.9, Kineto waits for the device (``cudaDeviceSynchronize`` in `toggleCollectionDynamic`) if GPU
-        activities are toggled, and thereby creates a context on it.
+        activities are toggled, and thereby creates a context on the device.
         """
         if on != self._collects and self._device.comes_to_rest(_TOGGLES_S):
             of_gpu = self._device.is_accelerator or not _has_gpu()  # without a GPU, torch prints no warning

@@ -367,7 +367,7 @@ def late_parameter(rows: Rows, view: View) -> Iterator[Finding]:
     """Report a late gradient that delays its bucket and all later buckets, because DDP launches buckets in order.
 
     Compiled models are excluded, because the late gradient may come from another graph; `compiled_graphs` reports
-    this. Modules that search for unused parameters without need are also excluded: without the search, DDP would
+    this. Modules that needlessly search for unused parameters are also excluded: without the search, DDP would
     reorder the buckets itself.
     """
     if view.is_compiled or view.exposed_ns is None:
