@@ -307,7 +307,7 @@ def _work(file: TraceRows, rows: Rows, origin: _Origin, kernel: Int32Column | No
 
 
 def _collectives(file: TraceRows, rows: Rows, origin: _Origin, asking: Rows | None = None) -> Collectives:
-    """Build the table of collectives. Details missing in a row are taken from the op that launched it.
+    """Build the table of collectives. Details that a row lacks are taken from the op that launched it.
 
     `asking`: for each of `rows`, the row of the op that launched it, or `UNKNOWN`.
     """

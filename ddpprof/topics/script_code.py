@@ -459,8 +459,8 @@ _MUCH_OF_OWN = 0.03
 like clip_grad_norm_
 """
 _MUCH_OF_LOSS = 0.1
-"""operators between forward and backward are reported if the script's own lines call them for at least this share of
-the step; loss functions of PyTorch do not count
+"""operators between the forward and the backward pass are reported if the script's own lines call them for at least
+this share of the step; loss functions of PyTorch do not count
 """
 
 

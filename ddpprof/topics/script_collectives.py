@@ -159,8 +159,8 @@ def barriers(trace: Trace) -> Spans:
 def _places(trace: Trace, launched_ns: Int64Column) -> list[Place]:
     """Return the place of each launch, determined by the last start or end of a host mark before it.
 
-    An optimizer's step may contain forward and backward in a closure, or another optimizer's step. A launch before the
-    first mark counts as after the optimizer, because steps end there.
+    An optimizer's step may contain forward and backward passes in a closure, or another optimizer's step. A launch
+    before the first mark counts as after the optimizer, because steps end there.
     """
     host = trace.host_spans
     rows = np.flatnonzero(np.isin(host.mark, list(_PLACES)))

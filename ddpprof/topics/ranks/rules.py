@@ -130,7 +130,7 @@ def slow_rank(lateness: Lateness, view: View) -> Iterator[Finding]:
 
 
 def _line_of(rank: int, late_ns: int, view: View) -> list[str]:
-    """Return a sentence that names the line of the script on which the rank loses much of the time, if there is one."""
+    """Return a sentence that names the line of the script at which the rank loses much of the time, if there is one."""
     line = slowest_line_of(rank, view)
     if line is None or line[1] < _WORTH_NAMING * late_ns:
         return []
