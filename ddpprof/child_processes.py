@@ -4,8 +4,8 @@ Python puts the working directory first on the module path of ``python -m …`` 
 `multiprocessing` spawns. This directory may contain another user's files. The option ``-P`` and the variable
 ``PYTHONSAFEPATH`` prevent imports from it.
 
-``python -m ddpprof.child_processes COMMAND`` is a guard process, which runs the command. On SIGTERM, which it also
-receives when its own parent is killed, it ends all of its descendants.
+``python -m ddpprof.child_processes COMMAND`` is a guard process, which runs the command. The guard ends all of its
+descendants on SIGTERM, which it also receives when its own parent is killed.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def name_of_part(name: str) -> str | None:
 def _mode(full: int) -> int:
     """Return the mode of a new file or folder, before the user's umask is applied.
 
-    Traces and commands are not readable by all users unless the user requests it.
+    Traces and commands are readable by all users only if the user requests it.
     """
     return full & (0o755 if os.environ.get(WORLD_READABLE) else 0o750)
 

@@ -13,7 +13,7 @@
     hang.json              the last verdict on a job that hung, from ``ddpprof diagnose`` or the process that watches it
     hang-stacks.txt        stacks of all threads of the ranks while the job hung, if requested
     nccl/                  NCCL's own log, one file per process, with ``--nccl-log``
-    control.sock           socket on which the running job accepts requests of ``ddpprof capture``
+    control.sock           socket on which the running job accepts requests from ``ddpprof capture``
     board/                 small files through which the ranks agree on a capture
     capture-1/             a run with the steps that ``ddpprof capture`` requested
     attempt-1/             the same files for the job's next attempt, if torchrun restarted all ranks
@@ -149,7 +149,7 @@ def pulse_file(rank: int) -> str:
 
 
 def pulses_in(directory: Location) -> list[int]:
-    """Return the ranks that have written a pulse, in order."""
+    """Return the ranks that have written a pulse, in ascending order."""
     matches = (_RANK_FILE.match(path.name) for path in directory.iterdir())
     return sorted({int(match.group(1)) for match in matches if match and match.group(2) == "pulse"})
 
@@ -164,7 +164,7 @@ def plain_trace_file(rank: int) -> str:
 
 
 def ranks_in(directory: Location) -> list[int]:
-    """Return the ranks that have written any file, in order."""
+    """Return the ranks that have written any file, in ascending order."""
     matches = (_RANK_FILE.match(path.name) for path in directory.iterdir())
     return sorted({int(match.group(1)) for match in matches if match})
 

@@ -68,8 +68,8 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
         "--fail-on",
         metavar="LIMITS",
         help="exit with 0 (pass) if it is certain that no measure of B increased beyond its limit; with 1 (fail) if a "
-        "measure increased beyond noise and may exceed its limit; with 3 if there are too few runs to decide, and "
-        "print how many more are needed. Example: 'step>5%%,exposed>2ms'. Measures: step, fastest step, mean step, "
+        "measure increased by more than noise and may exceed its limit; with 3 if there are too few runs to decide, "
+        "and print how many more are needed. Example: 'step>5%%,exposed>2ms'. Measures: step, fastest step, mean step, "
         "compute, comm, overlap, exposed, trailing, forward, backward, backward and comm, optimizer, data, other, "
         "copies, idle, wrapper; units: %%, s, ms, us",
     )

@@ -73,7 +73,7 @@ def _add_options(parser: argparse.ArgumentParser, kind: str, rounds: int) -> Non
         add(
             "--strong",
             metavar="OPTION=TOTAL",
-            help="also measure strong scaling: the script's option that sets the total batch size, such as "
+            help="also measure strong scaling; give the script's option that sets the total batch size, such as "
             "'--batch-size=256'",
         )
         add(

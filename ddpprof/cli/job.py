@@ -47,7 +47,7 @@ class JobCommand:
     words: tuple[str, ...]
     """the script and its arguments or, if `is_wrapped`, the whole command"""
     is_wrapped: bool
-    """whether the command follows ``--``, so that it may be any program"""
+    """whether the command follows ``--``; it may then be any program"""
     recorded_with: tuple[str, ...]
     """arguments of ddpprof with which the recording can be repeated, except the options for the output path"""
 

@@ -288,7 +288,7 @@ def _nothing_to_try(path: Path, numbered: list[tuple[int, Finding]], is_lossy: b
         )
     beyond = [number for number, one in numbered if not one.is_noise]
     if not beyond:
-        return f"{path} has no findings beyond noise, so there is nothing to try."
+        return f"{path} has no findings that exceed the noise, so there is nothing to try."
     return (
         f"{path} suggests no change that ddpprof can make automatically. Make a change in a copy of your script, and "
         f"compare: ddpprof try {path} --script changed.py"
@@ -351,7 +351,7 @@ def _say_plan(experiment: Experiment, report: Report, promises: list[Promise], p
     progress(
         f"Trying {number_of(len(promises), 'change')} to the job recorded in {path}. This starts "
         f"`{shlex.join(experiment.command)}` {number_of(starts, 'time')} for {steps} steps each, and takes about "
-        f"{long}. If the results are not conclusive, the number of starts is doubled."
+        f"{long}. If the results are not conclusive, the number of runs is doubled."
     )
 
 

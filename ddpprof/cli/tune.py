@@ -203,7 +203,7 @@ def _plan_in_words(experiment: Experiment, profile: tuple[int, int]) -> str:
     return (
         f"ddpprof tune starts the job up to {1 + rounds * settings} times: once for a profile of "
         f"{steps_in_words(*profile)}, then {settings} settings in {rounds} rounds of {each}. That is "
-        f"{steps_in_words(*steps)} in total; after the profile, ddpprof prints how many minutes this takes."
+        f"{steps_in_words(*steps)} in total; after the profile, ddpprof prints how many more minutes it needs."
     )
 
 
@@ -245,7 +245,7 @@ def _try_all(directory: Path, command: tuple[str, ...]) -> tuple[KeptTuning, boo
         minutes = "" if profile is None else f", at most {in_minutes(profile.seconds * left)}"
         progress(
             f"Measuring {settings} (including the unchanged job) in {number_of(experiment.rounds, 'round')}: "
-            f"{number_of(left, 'start')} of the job{minutes}. Press Ctrl-C to stop; measurements so far are kept."
+            f"{number_of(left, 'run')} of the job{minutes}. Press Ctrl-C to stop; measurements so far are kept."
         )
     out = tuning.stopped()
     try:

@@ -5,7 +5,7 @@ lightly recorded steps if one of the runs has no profiled steps. Each run is one
 
     noise of a median = 1.57 × (3rd quartile - 1st quartile) / sqrt(runs)      (McGill, Tukey, Larsen 1978)
 
-Two medians differ beyond noise if their difference is larger than the sum of their noise.
+Two medians differ by more than noise if their difference is larger than the sum of their noise.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _usual_step_ns(report: Report) -> float:
 
 
 def differing_facts(reports: Sequence[Report]) -> list[str]:
-    """Return the names of the facts in which the runs differ, in order.
+    """Return the names of the facts in which the runs differ.
 
     If a run has no information about its DDP modules, only facts that all runs have are compared.
     """
@@ -151,7 +151,7 @@ class MetricChange:
 
     @property
     def is_beyond_noise(self) -> bool | None:
-        """Whether the change is beyond noise; ``None`` if there are too few runs to decide."""
+        """Whether the change exceeds the noise; ``None`` if there are too few runs to decide."""
         if self.difference is None:
             return None
         beyond = self.difference.is_beyond_noise
@@ -201,7 +201,7 @@ class Comparison(ShownInNotebooks):
     metrics: tuple[MetricChange, ...]
     buckets: tuple[BucketChange, ...]
     kernels: tuple[KernelChange, ...]
-    """kernels that became slower or faster beyond noise, in descending order of the increase in time per step"""
+    """kernels that became slower or faster by more than noise, in descending order of the increase in time per step"""
     missing: tuple[str, ...]
     """messages that say which data cannot be compared, and why"""
     runs_needed: int | None = None
@@ -282,8 +282,8 @@ FASTEST_STEP = "fastest step"
 """name of the measure that varies least: other work on the machine disturbs some steps, but hardly ever the fastest one
 """
 MEAN_STEP = "mean step"
-"""name of the mean over the whole run, including evaluations, checkpoints and recorded steps; the median step excludes
-these
+"""name of the measure for the mean step of the whole run, including evaluations, checkpoints and recorded steps; the
+median step excludes these
 """
 
 _OF_PROFILED, _OF_LIGHT = (
@@ -352,7 +352,7 @@ def _mean_step(report: Report) -> list[float]:
 def _wrapper(reports: Sequence[Report]) -> Callable[[StepReport], int | None]:
     """Return a function that sums the parts of DDP's own work that are known in all runs.
 
-    Traces that ddpprof did not record do not contain all parts.
+    Traces that were not recorded by ddpprof lack some of these parts.
     """
     parts = [field.name for field in fields(WrapperCost)]
     known = [
@@ -465,7 +465,7 @@ def _noise_ns(summary: KernelSummary) -> float | None:
 def compare_kernels(
     a: Sequence[KernelSummary], b: Sequence[KernelSummary]
 ) -> tuple[tuple[KernelChange, ...], str | None]:
-    """Return the kernels that became slower or faster beyond noise, largest increase in time first.
+    """Return the kernels that became slower or faster by more than noise, largest increase in time first.
 
     Also return a message about kernels that occur in only one of the jobs, or ``None``.
     """

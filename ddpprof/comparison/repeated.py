@@ -41,7 +41,7 @@ class RepeatedReport:
     name: str
     runs: tuple[RepeatedRun, ...]
     findings: tuple[RepeatedFinding, ...]
-    """findings, in descending order of the number of runs in which they are beyond noise"""
+    """findings, in descending order of the number of runs in which they exceed the noise"""
     missing: tuple[str, ...]
 
     @property

@@ -82,7 +82,7 @@ def examine(
 
 
 def _outcomes(check: Check, out: Path, gpus: int | None, setup: Setup | None = None) -> list[CheckResult]:
-    """Return the results of a check. If it cannot be completed, all of its results are failures."""
+    """Return the results of a check. If the check cannot be completed, all of its results are failures."""
     with scratch_folder() as folder:
         try:
             return list(check.run(Context(folder, out, gpus, setup or Setup())))

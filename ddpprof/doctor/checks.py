@@ -62,7 +62,7 @@ class Setup:
     num_ranks: int = 2
     device: str = "cpu"
     num_gpus: int = 0
-    """number of GPUs, which the ranks share"""
+    """number of GPUs that the ranks share"""
 
     def __str__(self) -> str:
         where = "CPU" if self.device == "cpu" else "1 GPU" if self.num_gpus == 1 else f"{self.num_gpus} GPUs"

@@ -183,7 +183,7 @@ class Change:
 
 
 def ddp_change(framework: str | None, **arguments: Value) -> Change:
-    """Return a change of DDP's constructor arguments."""
+    """Return the change that sets these constructor arguments of DDP."""
     written = [f"{name}={list(value) if isinstance(value, tuple) else value!r}" for name, value in arguments.items()]
     return Change(ChangeKind.DDP, arguments, ddp_argument(framework, *written))
 

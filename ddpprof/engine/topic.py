@@ -93,7 +93,7 @@ class View:
     framework: str | None = None
     """framework that creates the DDP module; ``None`` if the script creates it"""
     cores_per_rank: float | None = None
-    """number of CPU cores per rank, on the host where it is lowest"""
+    """number of CPU cores per rank, on the host with the fewest per rank"""
     num_threads: int | None = None
     """number of CPU threads that a rank uses for computation; the maximum over all ranks"""
     records: Mapping[int, Record] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class View:
         return self.group_size == self.world_size
 
     def module(self, index: int) -> DdpModule | None:
-        """Return the module, or ``None`` if it is unknown because the rank was killed before it recorded the module."""
+        """Return the module, or ``None`` if the rank was killed before it recorded the module."""
         return self.modules[index] if 0 <= index < len(self.modules) else None
 
     def without_profiler(self, took_ns: int) -> int:
@@ -173,7 +173,7 @@ class TableSchema(Generic[_OfRun]):
     """One table of `Report.tables`, with a column for each declared number of its rows."""
 
     name: str
-    """name of the table, which is also the name of its attribute of `Tables` and of its Parquet file"""
+    """name of the table, of its attribute in `Tables`, and of its Parquet file"""
     description: str
     row: type
     rows: Callable[[_OfRun, ReportView], Iterable[Any]]

@@ -46,8 +46,8 @@ from ddpprof.rundir import read_world_size
 from ddpprof.topics.failure import is_of_a_lost_peer
 
 _COST_STEPS = 6
-"""number of steps of a profile run that the profiler does not record; in every second one of them, ddpprof records when
-gradients and buckets are ready
+"""number of steps of a profile run that the profiler does not record; in every second of these steps, ddpprof records
+when gradients and buckets are ready
 """
 _PROFILED_STEPS = 2
 _ALONE_STEPS = 4

@@ -65,9 +65,9 @@ class Variant:
     size: float | None = None
     """value of the first varied setting, if it is a number above 0"""
     is_share: bool = False
-    """True if `size` is the share of one process, so that the total is `size` times the number of processes"""
+    """True if `size` is the share of one process; the total is then `size` times the number of processes"""
     is_work: bool = False
-    """True if `size` is an amount of work, such as a batch size, so that work per second is meaningful"""
+    """True if `size` is an amount of work, such as a batch size, and work per second is therefore meaningful"""
     varied: str = ""
     """name of the first varied setting"""
     configuration: str = ""
@@ -88,7 +88,7 @@ class Variant:
     `Experiment.timed_steps` steps
     """
     any_number: bool = False
-    """True if the user gave no number of processes, so that the job may start any number of processes"""
+    """True if the user gave no number of processes; the job may then start any number of processes"""
     comm_hook: str | None = None
     """name of a comm hook in PyTorch's ``default_hooks``"""
     loader: Mapping[str, Any] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class Experiment:
     steps count
     """
     torchrun: tuple[str, ...] | None = None
-    """options for torchrun; ``None`` if torchrun only needs the number of processes in `Variant.nproc`"""
+    """options for torchrun; ``None`` if torchrun needs only the number of processes in `Variant.nproc`"""
     is_whole: bool = True
     """False if the command contains secrets; secrets are not stored, so the user must give the command again"""
 

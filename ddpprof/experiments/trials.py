@@ -179,7 +179,7 @@ def problems(experiment: Experiment, results: Sequence[TrialResult]) -> tuple[st
 
 
 def refuse_short_job(experiment: Experiment, result: TrialResult, num_trained: int, on_accelerator: bool) -> None:
-    """Raise `DdpprofError` if training is too short for a trial, and suggest an option that would fit."""
+    """Raise `DdpprofError` if training is too short for a trial, and suggest options for shorter trials."""
     variant = experiment.variants[result.trial.variant]
     wanted = steps_of(experiment, variant, on_accelerator)
     short = _short(experiment, [result], result.trial.variant)
@@ -266,12 +266,13 @@ _ROUNDING = 2.0**-20
 many gradients are summed
 """
 _OWN_FACTOR = 3
-"""differences between starts of the same job are multiplied by this factor, because a few starts do not show the
-largest difference
+"""differences between runs of the same job are multiplied by this factor, because a few runs do not show the largest
+difference
 """
 _CHANCE = 1e-4
-"""losses are compared only if starts of the same job differ by at most this. Rounding in a few steps cannot cause a
-larger difference. Its cause is then that no seed is set, or that half-precision values are added in varying order
+"""losses are compared only if runs of the same job differ by at most this. Rounding in a few steps cannot cause a
+larger difference. Larger differences are caused by a missing seed, or by half-precision values that are added in
+varying order
 """
 
 
@@ -294,7 +295,7 @@ class LossMatch:
     """number of steps whose losses were compared"""
     difference: float | None
     own: float | None
-    """difference between starts of the unchanged job; ``None`` with fewer than two starts"""
+    """difference between runs of the unchanged job; ``None`` with fewer than two runs"""
     tolerance: float | None
     """tolerated difference at the last compared step"""
 
@@ -317,9 +318,9 @@ def match_losses(as_it_is: Sequence[Losses], setting: Sequence[Losses], order_is
     """Compare the losses of training with another setting to the losses of the unchanged training, step by step.
 
         difference  |loss - unchanged loss| / |unchanged loss|, maximum over steps and ranks
-        own         the same difference, between several starts of the unchanged training
+        own         the same difference, between several runs of the unchanged training
 
-    If two starts are bitwise identical, training is deterministic, and a setting that keeps the order of additions must
+    If two runs are bitwise identical, training is deterministic, and a setting that keeps the order of additions must
     give bitwise identical losses, too. With two ranks, all settings keep the order, because a + b = b + a. With more
     ranks, a change of the buckets may change the order of additions and thus the rounding of gradients (by 2⁻²⁴ in
     single precision). The difference of the losses grows from step to step. `order_is_kept`: see `keeps_order`.

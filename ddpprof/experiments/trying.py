@@ -5,7 +5,7 @@
     confirmed     = the interval is above 0, and reaches the lower end of the predicted gain
     no difference = the interval includes 0, and its upper end is below half of the expected gain or 1 % of the step
 
-If a finding has no prediction, its gain is an upper bound, and any gain beyond noise confirms it.
+If a finding has no prediction, its gain is an upper bound, and any gain that exceeds the noise confirms it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Promise:
     """predicted gain with its interval, if the gain could be predicted"""
     is_lossy: bool = False
     keeps_order: bool = True
-    """True if the change keeps the order in which gradients are added, so that losses should be bitwise identical"""
+    """True if the change keeps the order in which gradients are added; losses should then be bitwise identical"""
     keeps_batches: bool = True
     """False if the change may alter the batches, for example because other workers draw the random augmentations"""
 
@@ -146,7 +146,7 @@ def promise_of_script(script: str, title: str, number: int | None, finding: Find
 
 
 def _promise(label: str, number: int, finding: Finding) -> Promise:
-    """Return the promise of a finding. The change is assumed not to alter the losses; callers may replace this."""
+    """Return the promise of a finding. The change is assumed not to alter the losses; callers may override this."""
     return Promise(
         label=label,
         code=finding.code,

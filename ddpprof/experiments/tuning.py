@@ -137,7 +137,7 @@ class Fate(StrEnum):
     TRIED = "tried"
     """the setting was run in all rounds so far"""
     LOSING = "losing"
-    """the setting is no longer run, because it was clearly slower in at least two starts"""
+    """the setting is no longer run, because it was clearly slower in at least two runs"""
     REFUSED = "refused"
     """the setting is no longer run, because it changes the losses"""
     FAILED = "failed"
@@ -195,8 +195,8 @@ class TuneReport:
     """number of training steps that would be needed to run all `num_distinct` settings in all rounds"""
     missing: tuple[str, ...]
     start_ratio: float | None = None
-    """step time of the slowest start of a setting divided by that of its fastest start; the maximum over all settings.
-    ``None`` if no setting was started twice
+    """step time of the slowest run of a setting divided by that of its fastest run; the maximum over all settings.
+    ``None`` if no setting was run twice
     """
 
 
@@ -244,8 +244,8 @@ class Tuning:
     def next_trial(self) -> Trial | None:
         """Return the trial to run next; ``None`` if no trial is left.
 
-        The second round begins with the fastest setting so far and the unchanged job, because one start is not enough
-        for a comparison.
+        The second round begins with the fastest setting so far and the unchanged job, because one run is not enough for
+        a comparison.
         """
         done, out = {result.trial for result in self.results}, self.stopped() | self.failed()
         left = [trial for trial in self.experiment.trials() if trial not in done and trial.variant not in out]
@@ -295,9 +295,8 @@ class Tuning:
         return [losses for trial, losses in self.losses.items() if trial.variant == variant]
 
     def _start_ratio(self, variant: int) -> float | None:
-        """Return the ratio of a variant's slowest start to its fastest start.
-
-        The profile counts as a start of the unchanged job.
+        """Return the ratio of a variant's slowest run to its fastest run. The profile counts as a run of the unchanged
+        job.
         """
         starts = [steps for steps in (*self._rounds(variant), *([self.profile_ns] if variant == NOW else [])) if steps]
         return 1 + start_spread(starts) if len(starts) > 1 else None
@@ -308,7 +307,7 @@ class Tuning:
         return match_losses(as_it_is, self._losses_of(number), order_is_kept)
 
     def _ratios(self, fates: Sequence[Fate]) -> dict[int, Ratio | None]:
-        """Return each variant's step time divided by the unchanged job's. Unstopped variants share a noise estimate."""
+        """Return each variant's step time divided by the unchanged job's. Running variants share a noise estimate."""
         as_it_is, *others = map(self._rounds, range(len(self.experiment.variants)))
         going_on = {number: rounds for number, rounds in enumerate(others, NOW + 1) if fates[number] is Fate.TRIED}
         compared = (as_it_is, *going_on.values())

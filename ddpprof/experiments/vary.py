@@ -10,7 +10,7 @@
     detect_anomaly=True,False     False: the script cannot turn on autograd's anomaly detection
     comm_hook=True,False          False: DDP averages gradients itself, without the comm hooks that the script registers
     NCCL_MAX_CTAS=4,8             environment variable (upper case)
-    OMP_NUM_THREADS=1,2           also replaces the argument of the script's calls of torch.set_num_threads
+    OMP_NUM_THREADS=1,2           also replaces the argument of the script's calls to torch.set_num_threads
     model.width=32,64             any other word, appended to the script's arguments
 
 If the command contains a placeholder such as ``{batch-size}``, the value replaces the placeholder instead.

@@ -76,7 +76,7 @@ def read_small(path: Path | RemotePath, most_bytes: int = _MOST_BYTES) -> bytes:
     """Return the content of a file. If the file is growing, only the part that existed when it was opened is read.
 
     Raises ``OSError`` if the file cannot be read, is a pipe or a device, or is larger than `most_bytes`. The size of a
-    remote file is checked only if a listing of its folder contains it.
+    remote file is checked only if a listing of its folder contains the size.
     """
     if isinstance(path, RemotePath):
         _refuse_large(path, path.told_size() or 0, most_bytes)

@@ -109,7 +109,7 @@ def _steps(file: TraceRows) -> tuple[list[Step], list[str]]:
     if not len(forwards):
         forwards = file.marked(Mark.DATA_PARALLEL)
     if not len(forwards):
-        return [], ["the trace has no steps: neither ProfilerStep marks nor calls of DistributedDataParallel.forward"]
+        return [], ["the trace has no steps: neither ProfilerStep marks nor calls to DistributedDataParallel.forward"]
     threads, counts = np.unique(file.lane[forwards], return_counts=True)
     on_training_thread = forwards[file.lane[forwards] == threads[np.argmax(counts)]]
     optimizers = file.marked(Mark.OPTIMIZER)
@@ -307,7 +307,7 @@ def _work(file: TraceRows, rows: Rows, origin: _Origin, kernel: Int32Column | No
 
 
 def _collectives(file: TraceRows, rows: Rows, origin: _Origin, asking: Rows | None = None) -> Collectives:
-    """Build the table of collectives. Details missing in a row are taken from the op that launched it.
+    """Build the table of collectives. Details that a row lacks are taken from the op that launched it.
 
     `asking`: for each of `rows`, the row of the op that launched it, or `UNKNOWN`.
     """

@@ -88,7 +88,7 @@ _ASKS_ONLY = re.compile(
 )
 _WAITS = re.compile(r"\w*Synchronize(?:_\w+)?|hipMemcpyWithStream")
 _MANAGES_MEMORY = re.compile(r"(?:cuda|hip)(?:Malloc|Free)(?:_\w+)?|(?:cu|hip)Mem(?:Create|Release|Map|Unmap)(?:_\w+)?")
-"""pattern that matches neither stream-ordered allocations (``cudaMallocAsync``) nor allocations of host memory"""
+"""pattern for calls that allocate or free device memory, except stream-ordered calls such as ``cudaMallocAsync``"""
 _OP_CATEGORIES = {"cpu_op", "operator"}
 
 # Spans that contain ops but are not ops themselves. Traces of 2021 give them the category of ops. A compiled region

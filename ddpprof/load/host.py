@@ -154,7 +154,7 @@ def launch_of(correlation: Int64Column, launch_correlation: Int64Column, launch_
 def holder_of(
     time_ns: Int64Column, thread: Int64Column, start_ns: Int64Column, end_ns: Int64Column, span_thread: Int64Column
 ) -> Index:
-    """Return, for each time on a thread, the index of the last span begun before it, or `UNKNOWN` if that has ended."""
+    """Return, per time on a thread, the index of the last span begun before it, or `UNKNOWN` if that span has ended."""
     found = np.full(len(time_ns), UNKNOWN, np.int64)
     for number in np.unique(thread).tolist():
         rows, spans = np.flatnonzero(thread == number), np.flatnonzero(span_thread == number)
@@ -299,7 +299,7 @@ def _objection(before: Trace, trace: Trace) -> str | None:
 
 
 def _counted_on(before: Trace, trace: Trace) -> Trace:
-    """Continue the step numbers of `before` if neither trace has its own. Such steps are counted from 0."""
+    """Continue the step numbers of `before` if neither trace contains numbers, so that both count steps from 0."""
     if not (before.steps and before.steps_are_counted and trace.steps_are_counted):
         return trace
     first = before.steps[-1].number + 1

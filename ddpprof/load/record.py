@@ -99,7 +99,7 @@ def _has_sound_buckets(module: DdpModule) -> bool:
 
 
 def _load_crash(path: Location) -> dict[str, str | bool | None]:
-    """Return where in the code a signal such as SIGABRT ended the rank, as fields of `Record`; empty if none did."""
+    """Return where a signal such as SIGABRT ended the rank, as fields of `Record`; empty if no signal ended it."""
     try:
         text = read_small(path).decode("utf-8", "replace")
     except OSError:

@@ -141,7 +141,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt of a job: one start of all its ranks by torchrun. An `Attempt` contains no traces."""
+    """One attempt of a job: one launch of all its ranks by torchrun. An `Attempt` contains no traces."""
 
     number: int
     """number of the attempt; the first attempt that constructed a DDP module has number 0"""
@@ -163,7 +163,7 @@ class OtherFile(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All ranks that could be read, in order, and messages about missing data."""
+    """All ranks that could be read, in ascending order, and messages about missing data."""
 
     name: str
     command: tuple[str, ...]

@@ -55,7 +55,7 @@ class Backend:
     backends
     """
     half_ns_per_byte: float = 0.0
-    """additional time per byte in which the backend adds 16-bit numbers, compared with 32-bit numbers, on one rank"""
+    """additional time per byte that the backend needs to add 16-bit numbers instead of 32-bit numbers, on one rank"""
     aborts: bool = False
     """whether the backend aborts the process if ranks call different collectives"""
     payload: float = 1.0

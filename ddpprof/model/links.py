@@ -22,7 +22,7 @@ class Interface:
     is_hardware: bool
     """whether the interface is a physical network device, or a bond or VLAN of such devices"""
     has_address: bool = True
-    """whether the interface has an IP address; sockets cannot use it without one"""
+    """whether the interface has an IP address, which sockets need"""
 
 
 @dataclass(frozen=True, slots=True)

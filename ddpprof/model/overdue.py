@@ -153,7 +153,7 @@ class Wait(StrEnum):
 
 
 class Call(Struct, frozen=True, array_like=True):
-    """One call of a collective by a rank."""
+    """One call to a collective by a rank."""
 
     group: str
     """name of the process group; the group of all ranks is ``"0"``"""

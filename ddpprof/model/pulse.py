@@ -70,8 +70,8 @@ class PulseIdentity(msgspec.Struct, frozen=True):
     pid: int
     created_ns: int
     shared: str
-    """path of the pulse in shared memory, which is more recent than the copy in the run directory while the
-    rank runs
+    """path of the pulse in shared memory; while the rank runs, this pulse is more recent than the copy in the run
+    directory
     """
     kept: str
     """path of the pulse's copy in the run directory"""
@@ -302,7 +302,7 @@ def summary_of(steps: PulseSteps, memory_bytes: int) -> tuple[int, ...]:
 
 
 def usual_ns(steps: PulseSteps, fewest: int = 1) -> int | None:
-    """Return the median length of the steps without a `StepFlag`, or of all steps if too few have no flag.
+    """Return the median length of the steps without a `StepFlag`, or of all steps if too many have a flag.
 
     `fewest`: number of steps that a median needs. With fewer steps in total, returns ``None``.
     """

@@ -34,7 +34,7 @@ class StepMode(StrEnum):
     WITHOUT_DDP = "without_ddp"
     """like `OFF`, but DDP only calls its module and does nothing else"""
     CUT = "cut"
-    """a profiled step that took too long, so that the trace contains only its beginning"""
+    """a profiled step that took too long; the trace contains only its beginning"""
     DONE = "done"
 
 
@@ -64,7 +64,7 @@ class Forward(Struct, frozen=True, array_like=True):
     buffer_sync_ns: Int64
     rebuild_ns: Int64
     synchronizes: bool
-    """``False`` under ``no_sync()``, so that the backward pass does not reduce gradients"""
+    """``False`` under ``no_sync()``; the backward pass then does not reduce gradients"""
     has_gradients: bool = True
     """``False`` under ``no_grad()``, for example in an evaluation"""
     reaches_backward: bool | None = None
@@ -114,7 +114,7 @@ class DeviceMemory(Struct, frozen=True, array_like=True):
     reserved_bytes: Int64
     """bytes reserved by PyTorch's caching allocator"""
     is_own: bool = True
-    """True if the process trains on the device; False if it only has memory or a context there"""
+    """True if the process trains on the device; False if it has only memory or a context there"""
     uuid: str | None = None
     """identifier of the device that, unlike the index, is the same in all processes"""
     total_bytes: Int64 | None = None
@@ -137,7 +137,7 @@ class Memory(Struct, frozen=True):
     """resident memory of the process on the host, in bytes"""
     peak_rss_bytes: Int64 | None = field(name="peak_rss", default=None)
     devices: tuple[DeviceMemory, ...] = ()
-    """devices on which the process trains; devices on which it only has memory are not included"""
+    """devices on which the process trains; devices on which it has only memory are not included"""
 
 
 class RpcCall(Struct, frozen=True, array_like=True):
@@ -284,9 +284,7 @@ class Replica(Struct, frozen=True):
     resolution: float
     """largest machine epsilon of the data types of the sampled parameters"""
     num_unreduced_passes: Int64
-    """number of recorded backward passes that no DDP forward pass preceded, so that DDP did not reduce their
-    gradients
-    """
+    """number of recorded backward passes that no DDP forward pass preceded; DDP did not reduce their gradients"""
 
 
 class UnaveragedParameters(Struct, frozen=True):
@@ -311,7 +309,7 @@ class UntrainedParameters(Struct, frozen=True):
     names: tuple[str, ...]
     num_bytes: Int64
     is_wrapped: bool = True
-    """True if the parameters belong to a DDP module, so that DDP reduces their gradients"""
+    """True if the parameters belong to a DDP module, which reduces their gradients"""
     has_no_rate: bool = False
     """True if an optimizer has the parameters, but with a learning rate of 0"""
 
@@ -326,8 +324,8 @@ class OptimizerFacts(Struct, frozen=True):
     is_sharded: bool = False
     """True if this rank keeps the state of only some parameters, as with ``ZeroRedundancyOptimizer``"""
     is_fused: bool | None = None
-    """value of the optimizer's ``fused`` argument; ``None`` if the script did not pass it or the optimizer does not
-    have it
+    """value of the optimizer's ``fused`` argument; ``None`` if the script did not pass the argument, or the optimizer
+    does not have it
     """
     could_be_fused: bool = False
     """True if PyTorch has a fused implementation for all parameters on their devices"""
@@ -492,8 +490,7 @@ class Record(Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None
     """timeout of collectives in the process group"""
     joins: bool = False
-    """True if training runs within ``DistributedDataParallel.join()``, so that ranks may have different numbers of
-    batches
+    """True if training runs within ``DistributedDataParallel.join()``; ranks may then have different numbers of batches
     """
     of_some_ranks: tuple[CollectiveOfSomeRanks, ...] = ()
     """collectives that the script calls on only some ranks; ddpprof lists only cases that are certain from the source

@@ -263,7 +263,7 @@ class Trace:
     files: tuple[str, ...] = ()
     """paths of the trace files, in time order"""
     steps_are_counted: bool = False
-    """True if the trace has no ``ProfilerStep#k``, so that step numbers count DDP forward passes"""
+    """True if the trace has no ``ProfilerStep#k``; step numbers then count DDP forward passes"""
     has_cuda: bool = True
     """False if the host called functions of an accelerator, but none of CUDA or HIP"""
     notes: tuple[str, ...] = ()

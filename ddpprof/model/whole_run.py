@@ -69,7 +69,7 @@ class StepSlowdown(msgspec.Struct, frozen=True):
     first_gradient_later_ns: Int64 | None = None
     """how much later than in normal steps the first gradient is ready on `ranks`, in ns; ``None`` if negligible"""
     is_coarse: bool = False
-    """whether the slowdown was found in summaries of many steps, so that its first and last step are approximate"""
+    """whether the slowdown was found in summaries of many steps; its first and last step are then approximate"""
 
     @property
     def growth(self) -> float:
@@ -169,7 +169,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """A point of the curve of step durations over time, which represents a range of consecutive steps."""
+    """A point of the curve of step durations over time. It represents a range of consecutive steps."""
 
     start_ns: int
     first_step: int
@@ -285,7 +285,7 @@ class WholeRun:
     the ranks
     """
     slowdowns: tuple[StepSlowdown, ...] = ()
-    """periods of longer steps that no known pause explains, in order"""
+    """periods of longer steps that no known pause explains, in the order of their steps"""
     pauses: tuple[Pause, ...] = ()
     """single steps that took longer, grouped by reason: checkpoints, evaluation, recording, new epochs, compilation, or
     unknown

@@ -278,7 +278,7 @@ def of_collectives_that_met(table: Table) -> Verdict | None:
 
 
 _MISMATCHED = re.compile(r"op\.preamble\.length|op\.nbytes|[Mm]ismatch(?:ed)? .*collective|collective.* mismatch")
-"""pattern for errors that are raised if a collective meets a collective of a different size"""
+"""pattern for errors that are raised if a collective is matched with a collective of a different size"""
 
 
 def _died_of_another_size(positions: Sequence[Position]) -> bool:
@@ -298,8 +298,8 @@ def _those_that_left_out_a_collective(positions: Sequence[Position]) -> list[Pos
 def _of_another_collective(positions: Sequence[Position]) -> Position | None:
     """Return the rank that called a collective when other ranks called a DDP collective of a different size.
 
-    Returns ``None`` if the mismatch did not end the job. Either rank may notice it: the rank raises an error, or gloo
-    aborts its process.
+    Returns ``None`` if the mismatch did not end the job. Either rank may notice the mismatch: it raises an error, or
+    gloo aborts its process.
     """
     dead = [one for one in positions if one.fault is Fault.DIED]
     is_said = any(map(_says_another_size, dead))
@@ -335,7 +335,8 @@ def of_mismatch(positions: Sequence[Position]) -> Verdict | None:
     detail = clauses([f"rank {rank} called {call}" for rank, call in calls.items()], _MOST_CALLS)
     if len(set(calls.values())) == 1:
         detail = (
-            f"all ranks called {next(iter(calls.values()))}, but with different amounts of data, or not equally often"
+            f"all ranks called {next(iter(calls.values()))}, but with different amounts of data, or some ranks called "
+            "it more often"
         )
     first = min(dead, key=lambda one: one.evidence.state.step)
     return Verdict(

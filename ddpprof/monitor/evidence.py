@@ -34,8 +34,8 @@ _LOOK_AGAIN_S = 0.2
 _COMPUTES = 0.3
 """a process counts as computing if it uses at least this share of a core"""
 _MOVES_BYTES_PER_S = 2**20
-"""a thread counts as reading or writing data if it transfers data at least at this rate; a thread that only polls is
-slower
+"""a thread counts as reading or writing data if it transfers data at least at this rate; a thread that only polls
+transfers less
 """
 _SWAPPING_PER_S = 50
 """a thread counts as swapping if it swaps in at least this many pages per second"""
@@ -333,7 +333,7 @@ def _stacks_of(py_spy: str, one: RankEvidence) -> str:
 
 
 def _output_of(command: list[str]) -> tuple[str, str]:
-    """Return a command's output (empty if it fails) and its last line on stderr."""
+    """Return a command's output (empty if the command fails) and its last line on stderr."""
     options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with start(command, helper_environment(), begin=None, **options) as process:
         try:

@@ -342,7 +342,7 @@ def _is_by_itself(one: RankEvidence) -> bool:
 
 
 def _that_moved(evidence: Sequence[RankEvidence], within_s: float) -> list[RankEvidence]:
-    """Return the ranks with an activity that began less than `within_s` seconds ago; no rank if the job hangs."""
+    """Return the ranks whose activity began less than `within_s` seconds ago; empty if the job hangs."""
     return [one for one in evidence if not one.has_ended and one.now_ns - one.state.since_ns < within_s * 1e9]
 
 

@@ -149,7 +149,7 @@ def _passes(position: Position) -> Passes:
 
 
 def _of_extra_pass(table: Table) -> Verdict | None:
-    """Diagnose a rank that ran more backward passes than others, in fewer steps or after most ranks left the loop."""
+    """Diagnose a rank that ran more backward passes than others: in fewer steps, or after others left the loop."""
     early = [one for one in table if one.fault is Fault.ENDED_EARLY]
     trains_on = [one for one in table if one not in early]
     if len(trains_on) == 1 < len(early) and trains_on[0].waits_in_ddp:
@@ -263,7 +263,7 @@ def _may_await_a_device(position: Position) -> bool:
 
 
 def _of_all_held(table: Table) -> Verdict | None:
-    """Diagnose ranks that all have the same problem, so that no single rank is at fault."""
+    """Diagnose ranks that all have the same problem; no single rank is then at fault."""
     first = table[0]
     if len(table) < 2 or first.fault not in _HOLDS_A_MACHINE or {one.fault for one in table} != {first.fault}:
         return None

@@ -128,7 +128,7 @@ class LevelShift:
     num_steps: int
     """number of steps in the slowdown; `after_ns` is the median of their step times"""
     is_noise: bool = False
-    """True if later steps showed that step times normally vary by this much, so that this is not a slowdown"""
+    """True if later steps showed that step times normally vary by this much, and that this is not a slowdown"""
 
     @property
     def lost_ns(self) -> int:

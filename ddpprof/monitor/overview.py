@@ -39,8 +39,8 @@ class Standing(StrEnum):
     takes
     """
     NO_SIGN = "no sign"
-    """the rank sends no heartbeats: its process is stopped, or a thread holds Python's GIL so that ddpprof's thread
-    cannot run
+    """the rank sends no heartbeats: its process is stopped, or a thread holds Python's GIL, and ddpprof's thread cannot
+    run
     """
     GONE = "gone"
     """the process is dead, and it has not recorded how it ended"""
@@ -57,7 +57,7 @@ class Standing(StrEnum):
 
     @property
     def is_trouble(self) -> bool:
-        """Whether the rank cannot continue, so that other ranks have to wait for it."""
+        """Whether the rank cannot continue, and other ranks have to wait for it."""
         return self in (Standing.NO_SIGN, Standing.GONE, Standing.FAILED)
 
 

@@ -1,4 +1,4 @@
-"""Determine which code the training thread of a rank runs, and whether it waits for other ranks or they wait for it.
+"""Determine which code a rank's training thread runs, and whether the rank waits for others or others wait for it.
 
 Functions of libraries are recognized by their names and files. A `Position` is one row of the table of evidence. It is
 made by the first rule that applies to the rank.

@@ -35,7 +35,7 @@ class Look(Protocol):
         """Check the run in a directory.
 
         `missed_s`: time since the previous check during which this process did not run. `is_over`: whether the job has
-        ended, so that this is the last check.
+        ended, and this is the last check.
         """
 
 
@@ -149,8 +149,8 @@ class _Turn:
         """Check the run. Return the duration of the check in seconds if this and the previous check were long,
         otherwise 0.
 
-        `slow_s`: sum of the durations returned so far for all kinds of checks. Long checks delay the current check.
-        This delay does not count as missed time, because its cause is slow storage.
+        `slow_s`: sum of the durations returned so far for all kinds of checks. Long checks delay later checks. This
+        delay is not counted as missed time, because slow storage causes it.
         """
         began_s, began_cpu_s, time_of_day_s = _now_s(), time.thread_time(), _time_of_day_s()
         late_s = began_s - self.due_s - (slow_s - self._slow_s)
@@ -172,5 +172,5 @@ def _now_s() -> float:
 
 
 def _time_of_day_s() -> float:
-    """Return the time of day minus `_now_s`, which changes only when the clock is set."""
+    """Return the time of day minus `_now_s`. The difference changes only when the clock is set."""
     return time.time() - _now_s()

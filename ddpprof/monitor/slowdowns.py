@@ -188,7 +188,7 @@ def _regular_time(steps: JobSteps, long: Flags, normal_ns: int) -> int | None:
 
 _FEW_TIMES = 5
 _CLOSE = 0.1
-"""the time between two long steps may differ by this fraction of the usual time from a multiple of it"""
+"""the time between two long steps may differ from a multiple of the usual time by this fraction of the usual time"""
 _LEAST_OF_TIMER = 3
 """the usual time between long steps must be at least this many times as long as a normal step"""
 
@@ -258,7 +258,7 @@ class SlowdownWatch:
 
 
 def slowdown_of(shift: LevelShift, reason: Reason, steps: JobSteps, began_ns: int | None) -> StepSlowdown:
-    """Convert a level shift to a slowdown. Its start or end is ``None`` if it is neither known nor in `steps`.
+    """Convert a level shift to a slowdown. A start or an end that is neither known nor in `steps` is ``None``.
 
     `began_ns`: known start, if any.
     """

@@ -165,7 +165,7 @@ class About:
     files: Mapping[str, str]
     """file name → size and modification time or, for a remote file, the version that its server reports"""
     is_whole: bool
-    """``False`` if a file could not be read, so that the next command must try again"""
+    """``False`` if a file could not be read; the next command must then try again"""
     steps: tuple[int, ...] = ()
     """numbers of all steps of the rank, including steps that were not measured"""
 

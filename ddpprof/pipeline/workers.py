@@ -234,12 +234,12 @@ def _await_workers(client: Client, address: str) -> None:
     except Exception as error:
         why = str(error).partition("\n")[0]
         raise DdpprofError(
-            f"the Dask workers of {address} do not have this version of ddpprof ({why}). Install this version on the "
+            f"the Dask workers at {address} do not have this version of ddpprof ({why}). Install this version on the "
             "workers."
         ) from error
     if versions - {code_version()}:
         raise DdpprofError(
-            f"the Dask workers of {address} run a different version of ddpprof. Install the same version there."
+            f"the Dask workers at {address} run a different version of ddpprof. Install the same version there."
         )
 
 

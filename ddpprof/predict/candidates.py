@@ -201,7 +201,7 @@ _SPREAD_MB = (5, 100, 10, 1, 50, 2, 200, 25, 400)
 
 
 def spread(training: Training, knobs: Knobs, most: int) -> Shortlist:
-    """Choose settings without predictions: caps that result in different buckets, and each other option on its own."""
+    """Choose settings if there are no predictions: caps that give different buckets, and every other option alone."""
     order = [index for bucket in training.buckets for index in bucket]
     now = Candidate(num_buckets=len(training.buckets))
     made: dict[Buckets, Candidate] = {}

@@ -27,7 +27,7 @@ _TAKEN_ON_A_LINK = 1.1
 _TAKEN_WITH_TIME = 0.11
 _LEAST_OF_LARGEST = 8
 """the time of a bucket depends on latency rather than bandwidth if the largest bucket is more than this many times as
-large as the bucket
+large
 """
 _FASTEST, _SLOWEST = 1e-4, 1e4
 """smallest and largest possible time per byte in ns: 10 TB/s and 100 kB/s"""

@@ -24,11 +24,11 @@ from ddpprof.predict.replay import NOTHING, Computed, Cost, Link, Replayed, Trai
 
 _LEAST_RATE_ERROR = 0.02
 _RATE_ERROR_PER_DOUBLING = 0.1
-"""for bucket sizes, numbers of ranks or bandwidths outside the measured range: relative error per doubling"""
+"""relative error per doubling for bucket sizes, numbers of ranks or bandwidths outside the measured range"""
 _RATE_ERROR_OF_A_WIRE = 0.03
 _OF_A_WIRE = 3.0
-"""between hosts, a time per byte of at least this many ns is that of the wire: up to 2.7 Gbit/s. It hardly depends on
-the size of a bucket, apart from latency; netbench measures 0.111 to 0.121 GB/s for 2 to 134 MB at 1 Gbit/s
+"""between hosts, the wire determines a time per byte of at least this many ns (at most 2.7 Gbit/s). Apart from latency,
+it hardly depends on the size of a bucket: netbench measures 0.111 to 0.121 GB/s for 2 to 134 MB at 1 Gbit/s
 """
 _BEYOND = 2
 """a bucket that is outside the range of measured sizes by at most this factor does not increase the error"""
@@ -112,7 +112,7 @@ def _rate_error(network: Network, link: Link, setting: Setting, training: Traini
 
 
 def _doublings_beyond(network: Network, sizes: Sequence[int]) -> float:
-    """Return by how many doublings buckets are outside the range of measured sizes, as a mean over their bytes."""
+    """Return by how many doublings bucket sizes are outside the measured range, averaged over the bytes."""
     total = 0.0
     for num_bytes in sizes:
         beyond = max(network.least_bytes / max(1, num_bytes), num_bytes / network.most_bytes)
@@ -170,13 +170,13 @@ class Prediction:
     bucket_bytes: tuple[int, ...]
     """bucket sizes in launch order"""
     doubted_ns: tuple[float, ...]
-    """step duration with each of the alternative networks (see `Doubts`), whose order is the same in all predictions"""
+    """step duration with each of the alternative networks (see `Doubts`), in the same order in all predictions"""
     missed_ns: float
     """error of the replay when it uses the recorded settings, scaled up for a longer predicted backward pass"""
     guessed_ns: float
     """error from assumptions about the computation time with a comm hook, or with a different batch size"""
     widened: tuple[str, ...]
-    """messages that say why the interval is wider than the errors measured in the run alone would make it"""
+    """messages about uncertainties that make the interval wider than the errors measured in the run"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ def gain(before: Prediction, after: Prediction) -> Gain:
 
 @dataclass(frozen=True, slots=True)
 class _PredictedPasses:
-    """The synchronized backward passes of a step through the same modules. Times are sums over these passes, in ns."""
+    """The synchronized backward passes that go through the same modules in a step. Times are their sums, in ns."""
 
     training: Training
     was_ns: float
@@ -285,7 +285,7 @@ def _predict_passes(one: PassProfile, setting: Setting, network: Network) -> _Pr
 
 
 def _bucket_bytes(trainings: Sequence[Training]) -> tuple[int, ...]:
-    """Return the sizes of each module's buckets once, even if several kinds of passes go through the module."""
+    """Return the bucket sizes of each module, only once even if several kinds of passes go through the module."""
     of_modules: dict[int, tuple[int, ...]] = {}
     for training in trainings:
         of_modules |= training.bucket_bytes_by_module

@@ -40,7 +40,7 @@ _UNKNOWN_ERROR = 0.0625
 
 @dataclass(frozen=True, slots=True)
 class PassProfile:
-    """The synchronized backward passes of a step through the same DDP modules. The passes are assumed to be alike.
+    """The synchronized backward passes that go through the same DDP modules in a step, assumed to be alike.
 
     Times are in ns since the beginning of the pass's share of the step.
     """
@@ -112,7 +112,7 @@ class Profile:
         return self.passes[0].num_reduced * self.passes[0].accumulation
 
     def without_others(self, ranks: Profile) -> Profile:
-        """Return this profile, with its computation replaced by that of `ranks`, a profile of only some of the ranks.
+        """Return this profile with the computation of `ranks`, which is a profile of only some of the ranks.
 
         Everything else is kept. Raises `DdpprofError` if the number of gradients differs.
         """
@@ -235,7 +235,7 @@ def _share_sent(bucket: SentBucket, now_ns: float) -> float:
 
 
 def _taken(training: Training, steps: Sequence[ObservedStep], link: Link, lost_ns: float) -> Cost:
-    """Return the cost per byte to computation, assuming that the bytes sent in a backward pass caused all its slowdown.
+    """Return the computation time lost per byte, assuming that the bytes sent in a backward pass caused its slowdown.
 
     The cost is not estimated if only a small part of the gradients was sent during the backward pass.
     """

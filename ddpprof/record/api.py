@@ -52,7 +52,7 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
     At the end of the block, the first rank prints the path of the run, and the command that shows the run, to stderr.
 
     Recording never raises an exception: a problem is reported once on stderr, and training continues. In a script that
-    runs under `ddpprof trace`, the block creates no run, but calls of its `step()` still end steps.
+    runs under `ddpprof trace`, the block creates no run, but calls to its `step()` still end steps.
     """
 
     def __init__(

@@ -343,7 +343,7 @@ _NAMES = ast.Name | ast.Attribute
 _GROUP_ARGUMENTS = frozenset({"group", "process_group", "pg", None})
 """names of arguments that may be a process group; ``None`` stands for ``**kwargs``"""
 _LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
-"""statements that leave a block early, so that the rest of the function may run on only some ranks"""
+"""statements that leave a block early; the rest of the function may then run on only some ranks"""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 
 

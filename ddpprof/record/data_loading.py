@@ -36,7 +36,7 @@ _MAX_ROWS = 32
 _MAX_ELEMENTS = 256
 """maximum number of elements read per sample, over all of its tensors; this limits a batch to 64 KiB"""
 _MAX_MASK = 1_000_000
-"""maximum number of elements of an attention mask that is read, which takes less than 1 ms"""
+"""an attention mask is read if it has at most this many elements; reading it takes less than 1 ms"""
 _MAX_TENSORS = 8
 _MAX_DEPTH = 3
 _DIGEST_BYTES = 7
@@ -374,7 +374,9 @@ class Feeding(Listener):
         of the step's inputs
         """
         self.began_pass = False
-        """whether a pass over a loader has begun since this field was last reset; the code that reads it resets it"""
+        """whether a pass over a loader has begun since this field was last reset; the code that reads the field resets
+        it
+        """
         self._feeds: list[_Feed] = []
         self._by_index_sampler: dict[int, _Feed] = {}
         self._waiting: dict[_Feed, bool] = {}

@@ -320,7 +320,7 @@ def _say_difference(ddp: Any, begin: str, end: str) -> None:
 
 
 _NOT_WITHOUT_DDP = ("mixed_precision", "delay_all_reduce_named_params")
-"""arguments of DDP that change the computation itself, so that training without DDP would not be comparable"""
+"""arguments of DDP that change the computation itself; training without DDP would then not be comparable"""
 
 _AWAY = "_ddpprof_takes_ddp_away"
 """name of the attribute that marks a DDP module whose reducer is disabled"""
@@ -419,7 +419,7 @@ def _constructor(original: Callable[..., None], settings: Settings) -> Callable[
 
 
 def _fix_threads(torch: Any, number: int) -> None:
-    """Make the script's calls of `torch.set_num_threads`, which override OMP_NUM_THREADS, set `number` threads."""
+    """Make the script's calls to `torch.set_num_threads`, which override OMP_NUM_THREADS, set `number` threads."""
     set_num_threads = torch.set_num_threads
 
     @functools.wraps(set_num_threads)
@@ -466,7 +466,7 @@ def _use_sparse_gradients(model: Any) -> None:
 
 
 def _registers_nothing(*_: Any, **__: Any) -> None:
-    """Stand in for the methods that register comm hooks."""
+    """Replace the methods that register comm hooks; do nothing."""
 
 
 def _constructor_with_hook(original: Callable[..., None], name: str) -> Callable[..., None]:

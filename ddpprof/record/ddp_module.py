@@ -301,8 +301,7 @@ class RecordedModule:
         self.open_forwards: list[OpenForward] = []
         self.buffer_sync_ns = 0
         self.synchronized = False
-        """True if a forward pass ran outside ``no_sync()`` in the current step, so that a backward pass reduces
-        gradients
+        """True if a forward pass ran outside ``no_sync()`` in the current step; a backward pass then reduces gradients
         """
         self.times: ReducerTimer | None = None
         self._passes: list[BackwardPass] = []

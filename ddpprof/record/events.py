@@ -30,7 +30,7 @@ class Listener:
 
     __slots__ = ()
     may_raise: ClassVar[bool] = True
-    """False if no method of the listener raises, so that the methods are called without ``try``"""
+    """False if no method of the listener raises; the methods are then called without ``try``"""
 
     def forward_begins(self, ddp: DistributedDataParallel) -> None:
         """Called in any thread when a DDP module's forward pass begins. A step may have ended immediately before it."""
@@ -134,7 +134,7 @@ class Listener:
         return False
 
     def discards_checkpoints(self) -> bool:
-        """Return True if the results of the steps are discarded, so that earlier checkpoints must be kept."""
+        """Return True if earlier checkpoints must be kept, because the results of the steps are discarded."""
         return False
 
     def profiler_starts(self, inner: Any) -> None:

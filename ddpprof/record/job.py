@@ -439,7 +439,7 @@ class JobRank:
         """Open this rank's files after a synchronized backward pass on `device`.
 
         `device`: ``None`` if the rank has failed. A failed rank does not wait for a device, and becomes the leading
-        rank if there is none.
+        rank if there is no leading rank yet.
 
         Returns False if the leading rank cannot record. The leading rank then reports the problem for all ranks. Raises
         `DdpprofError` and `OSError` for problems that this rank has to report.

@@ -76,12 +76,12 @@ class JobEnd:
 
     @property
     def was_stopped(self) -> bool:
-        """Whether a signal ended the job, so that the job neither succeeded nor failed by itself."""
+        """Whether a signal ended the job. Such a job has neither succeeded nor failed by itself."""
         return self.interrupted or self.signal is not None
 
 
 def inside_job() -> bool:
-    """Return True if this is one of the per-rank processes that torchrun, Slurm or MPI has started."""
+    """Return True if this process is one of the per-rank processes that torchrun, Slurm or MPI has started."""
     if any(name in os.environ for name in _RANK_VARIABLES):
         return True
     return {_SLURM_RANK, "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"} <= os.environ.keys()

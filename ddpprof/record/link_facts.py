@@ -58,7 +58,7 @@ def link_facts(backend: str | None, root: Path = Path("/")) -> LinkFacts:
 
 
 def carried_bytes(interface: str, root: Path = Path("/")) -> tuple[int, int] | None:
-    """Return how many bytes the interface has sent and received so far; ``None`` if the kernel does not tell."""
+    """Return how many bytes the interface has sent and received so far; ``None`` if the kernel does not report this."""
     with suppress(*_NOT_TOLD):
         counters = root / "sys" / "class" / "net" / interface / "statistics"
         return int(_text(counters / "tx_bytes")), int(_text(counters / "rx_bytes"))
@@ -66,14 +66,14 @@ def carried_bytes(interface: str, root: Path = Path("/")) -> tuple[int, int] | N
 
 
 class TrafficCounter:
-    """Counts what an interface carries, and what this process sends to other machines, from a step on."""
+    """Counts the bytes that an interface carries, and those that this process sends to other machines, since a step."""
 
     def __init__(self, interface: str, first_step: int) -> None:
         self._interface, self._first_step = interface, first_step
         self._began, self._sent = carried_bytes(interface), SentData()
 
     def until(self, step: int) -> Traffic | None:
-        """Return the traffic until the beginning of `step`; ``None`` if the kernel does not tell."""
+        """Return the traffic until the beginning of `step`; ``None`` if the kernel does not report it."""
         carried = carried_bytes(self._interface)
         if self._began is None or carried is None:
             return None
@@ -95,7 +95,7 @@ class SentData:
         self._latest = dict(self._began)
 
     def so_far(self) -> Iterator[Connection]:
-        """Yield what was sent since this object was made. Connections that have been closed keep their last values."""
+        """Yield what was sent since this object was created. Closed connections keep their last values."""
         for file, target, local, peer in self._connections:
             with suppress(OSError):
                 if str((self._folder / file).readlink()) == target:
@@ -114,8 +114,8 @@ _ACKED_AT, _BUSY_AT = 120, 168
 def _sent(file: int) -> tuple[int, int, int] | None:
     """Return the bytes and times of a `Connection` since it was opened.
 
-    Returns ``None`` if the file is no TCP connection, or if the kernel is older than Linux 4.10. A ``socket.socket``
-    made from the file would not do: it may make the connection non-blocking.
+    Returns ``None`` if the file is not a TCP connection, or if the kernel is older than Linux 4.10. ``socket.socket``
+    is not used, because it may make the connection non-blocking.
     """
     info, length = ctypes.create_string_buffer(_TCP_INFO_BYTES), ctypes.c_uint(_TCP_INFO_BYTES)
     libc = ctypes.CDLL(None)
@@ -210,7 +210,7 @@ def _interfaces(folder: Path, with_address: set[str]) -> Iterator[Interface]:
 
 
 def _is_hardware(interface: Path) -> bool:
-    """Return True if the interface is a device, or a bond, VLAN or bridge of devices.
+    """Return True if the interface is a physical device, or a bond, VLAN or bridge of such devices.
 
     Virtual interfaces, such as those in containers, always report a speed of 10 Gbit/s.
     """

@@ -299,7 +299,8 @@ STANDBY = Standby()
 GRACE_S = 3.0
 """seconds that a call inside `signals_end_a_hang` may continue after a signal before the process is ended"""
 _GRACE_OF_SCRIPTS_S = 20.0
-"""longer time limit if the script handles the signal itself, because it may save its work when the call returns"""
+"""longer time limit if the script handles the signal itself, because the script may save its work when the call returns
+"""
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -360,7 +361,7 @@ class TrainingDevice:
     def __init__(self) -> None:
         self.accelerators: tuple[torch.device, ...] = ()
         self._waiting: Future[None] | None = None
-        """the most recent wait for the devices, which may not have ended yet"""
+        """the most recent wait for the devices; this wait may not have ended yet"""
         self.is_captured = False
         """True while the script captures a CUDA graph; waiting for the device would break the capture"""
 

@@ -47,7 +47,7 @@ class Collective(NamedTuple):
 
 
 def collectives(*, of_nccl: bool = True) -> tuple[Collective, ...]:
-    """Return the collectives launched by this process, in order; empty if torch has no flight recorder.
+    """Return the collectives launched by this process, in launch order; empty if torch has no flight recorder.
 
     `of_nccl`: include NCCL's flight recorder, which is tried first.
     """
@@ -74,7 +74,7 @@ def _collective(entry: dict[str, Any]) -> Collective:
 
 
 def all_reduces_since(since_ns: int) -> tuple[Collective, ...]:
-    """Return the all-reduces that this process has launched since `since_ns`, in order."""
+    """Return the all-reduces that this process has launched since `since_ns`, in launch order."""
     return tuple(one for one in collectives() if one.name in _ALL_REDUCE and one.created_ns >= since_ns)
 
 

@@ -122,7 +122,7 @@ def wrap(owner: Any, name: str, make: Wrapper) -> None:
 
 
 def _telling(event: Callable[[], Callable[[Any], None]]) -> Wrapper:
-    """Return a wrapper that reports an event before each call of a method. The event's argument is ``self``.
+    """Return a wrapper that reports an event before each call to a method. The event's argument is ``self``.
 
     `event`: returns the function that is currently bound to the event.
     """
@@ -366,10 +366,10 @@ _PAUSE_S = 0.01
 
 
 def _pausing_at_end(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the function that ``destroy_process_group`` calls with ``None``, so that it pauses there.
+    """Wrap the function that ``destroy_process_group`` calls with ``None``; pause before that call.
 
-    gloo's threads then release the Python objects of their last work, for which they need the interpreter lock.
-    PyTorch holds this lock while it joins the threads, so a thread that still waits for the lock would be a deadlock.
+    gloo's threads then release the Python objects of their last work, for which they need the interpreter lock. PyTorch
+    holds this lock while it joins the threads, so a thread that still waits for the lock would cause a deadlock.
     """
 
     def update(group: Any) -> Any:

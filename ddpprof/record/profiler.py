@@ -7,9 +7,9 @@ instead.
 
 A trace may take hundreds of megabytes, and all ranks may write to the same network folder at the same time. A separate
 thread therefore writes the trace. PyTorch holds Python's global interpreter lock while it writes the JSON, so training
-pauses even so, but not while the trace is compressed or copied. If the run directory is not on the node's local disk,
-the thread first writes the trace to the local disk and then writes a compressed copy to the run directory. If it is on
-the local disk, the file is only renamed, and is compressed after training.
+still pauses, but not while the trace is compressed or copied. If the run directory is not on the node's local disk, the
+thread first writes the trace to the local disk and then writes a compressed copy to the run directory. If the run
+directory is on the local disk, the file is only renamed, and is compressed after training.
 """
 
 from __future__ import annotations
@@ -62,8 +62,7 @@ class Bounds:
         self._most_s = most_seconds
         self._most_bytes = most_bytes
         self._longest_s = {True: 0.0, False: 0.0}
-        """longest step in seconds, by key: False → of the skipped initial steps, True → of all other steps
-        """
+        """longest step in seconds, by key: False → of the skipped initial steps, True → of all other steps"""
         self._step_began = 0.0
         self._bytes_at_step = 0
         self._began: float | None = None
@@ -325,7 +324,7 @@ class StepProfiler:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Add the block to `pauses`."""
+        """Add the time that the block takes to `pauses`."""
         began = time.perf_counter_ns()
         self._is_busy = True
         try:
@@ -385,7 +384,7 @@ class StepProfiler:
         """Switch collection on or off unless the device is busy. Return True if it is now in the requested state.
 
         Since torch 2.9, Kineto waits for the device (``cudaDeviceSynchronize`` in `toggleCollectionDynamic`) if GPU
-        activities are toggled, and thereby creates a context on it.
+        activities are toggled, and thereby creates a context on the device.
         """
         if on != self._collects and self._device.comes_to_rest(_TOGGLES_S):
             of_gpu = self._device.is_accelerator or not _has_gpu()  # without a GPU, torch prints no warning

@@ -225,7 +225,7 @@ _OTHER, _DATA = int(Activity.OTHER), int(Activity.DATA)
 _BACKWARD, _OPTIMIZER, _SAVE = int(Activity.BACKWARD), int(Activity.OPTIMIZER), int(Activity.SAVE)
 _COMPILED = int(StepFlag.COMPILED)
 _COMPILES_NS = 1_000_000
-"""torch.compile needs far more than this time in ns to compile a function, so shorter steps are not checked for it"""
+"""torch.compile needs far more than this time in ns to compile a function, so shorter steps are not checked"""
 _GOLDEN = 0x9E3779B1
 """first 32 bits of the golden ratio; with its multiples, one in n steps is selected evenly, even if training is
 periodic

@@ -63,7 +63,7 @@ class PulseKeeper:
         """
         self._bucket_numels, self._evaluates = bucket_numels, evaluates
         self._trains_in_training_mode = True
-        """False if the DDP modules are in evaluation mode even during training, so that this mode does not indicate an
+        """False if the DDP modules are in evaluation mode even during training; this mode then does not indicate an
         evaluation
         """
         self._pulse, self._last_step = pulse, last_step

@@ -55,8 +55,8 @@ _MOST_TO_ALLOCATE = 3
 memory
 """
 _STEPS_TO_PEAK = 10
-"""number of steps at the beginning of the job in which ddpprof determines the part of the step in which memory peaks,
-unless the steps are recorded
+"""number of initial steps in which ddpprof determines the part of the step in which memory peaks, unless they are
+recorded
 """
 _COMPARED_STEPS = 50
 _OPEN_S = 3.0

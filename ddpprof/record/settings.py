@@ -39,7 +39,7 @@ class Settings:
     other half
     """
     timed_steps: int = 0
-    """number of steps after `cost_steps` in which recording is off, so that only their duration is recorded"""
+    """number of steps after `cost_steps` in which recording is off; only their duration is recorded"""
     warmup: int = WARMUP
     """number of steps in which the profiler warms up; their trace is discarded"""
     steps: int = STEPS
@@ -108,7 +108,7 @@ class Settings:
     """number of timed steps in each block"""
 
     launched_unix_s: float | None = None
-    """time at which the launcher started the job; by this time, the ranks recognize the run of this job"""
+    """time at which the launcher started the job; the ranks use it to recognize the run of this job"""
     agent: str | None = None
     """identifier of the torchrun process, if torchrun starts ddpprof and ddpprof starts the rank"""
 

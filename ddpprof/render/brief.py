@@ -31,7 +31,7 @@ _MOST_FINDINGS = 20
 
 
 class BriefFinding(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A finding that is beyond noise, worth trying, or not decided by this run. Times are in ns per step."""
+    """A finding that exceeds the noise, is worth trying, or needs a longer run. Times are in ns per step."""
 
     number: int
     """number of the finding, as used by the option ``--finding`` of other commands"""
@@ -72,7 +72,7 @@ class Brief(msgspec.Struct, frozen=True, omit_defaults=True):
     findings: tuple[BriefFinding, ...] = ()
     """the first findings, in order of priority"""
     num_more: int = 0
-    """number of findings beyond noise that are not in `findings`"""
+    """number of findings that exceed the noise but are not in `findings`"""
     num_noise: int = 0
     """number of findings that may be due to chance"""
     everything: str = ""
@@ -87,7 +87,7 @@ class BriefChange(msgspec.Struct, frozen=True):
     b_ns: int | None
     change_ns: int | None
     is_beyond_noise: bool | None
-    """whether the change is beyond noise; ``None`` if there are too few runs to decide"""
+    """whether the change exceeds the noise; ``None`` if there are too few runs to decide"""
 
 
 class BriefCondition(msgspec.Struct, frozen=True):
@@ -105,7 +105,7 @@ class BriefComparison(msgspec.Struct, frozen=True, omit_defaults=True):
     a: str
     b: str
     changes: tuple[BriefChange, ...] = ()
-    """the step time, and all other measures that changed beyond noise"""
+    """the step time, and all other measures whose changes exceed the noise"""
     conditions: tuple[BriefCondition, ...] = ()
     settings: tuple[SettingChange, ...] = ()
     """settings that differ between the jobs"""

@@ -260,7 +260,7 @@ TERMS = (
     Term(
         "gain",
         "The time per step that a change could save. If the recorded steps can be replayed with only that change, as "
-        "by ddpprof whatif, the gain is predicted, with a 95 % interval. Otherwise, the gain is an upper bound ('up "
+        "ddpprof whatif does, the gain is predicted, with a 95 % interval. Otherwise, the gain is an upper bound ('up "
         "to'). If no gain is given, this run does not show how large it is. Gains do not add up, because two findings "
         "may explain the same milliseconds.",
         field="findings[].gain_ns",
@@ -327,10 +327,10 @@ TERMS = (
     ),
     Term(
         "verdict of ddpprof try",
-        "Result of running the job with and without a change. Confirmed: the step became shorter beyond noise, and the "
-        "gain reaches the predicted interval. Smaller than promised: shorter, but by less than predicted. No "
-        "difference: any gain is below half of the prediction or 1 % of the step. Slower: the step became longer "
-        "beyond noise. Cannot tell: more rounds are needed. Changes the losses: the losses changed, although the "
+        "Result of running the job with and without a change. Confirmed: the step became shorter by more than noise, "
+        "and the gain reaches the predicted interval. Smaller than promised: shorter, but by less than predicted. No "
+        "difference: any gain is below half of the prediction or 1 % of the step. Slower: the step became longer by "
+        "more than noise. Cannot tell: more rounds are needed. Changes the losses: the losses changed, although the "
         "change should not affect them. Failed: a trial with the change ended with an error or did not end.",
         field="findings[].measured.outcome",
         aliases=(

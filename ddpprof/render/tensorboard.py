@@ -170,7 +170,7 @@ _LIGHT, _DARK, _NOTHING = np.array([247, 251, 255]), np.array([8, 48, 107]), (25
 
 
 def write_heat_maps(file: EventFile, report: Report) -> None:
-    """Write the heat maps if Pillow is installed, which TensorBoard requires since 2.20."""
+    """Write the heat maps if Pillow is installed. TensorBoard has required Pillow since version 2.20."""
     if find_spec("PIL") is None:
         return
     from tensorboard.plugins.image.metadata import create_summary_metadata

@@ -134,9 +134,9 @@ class Job:
     round_trip_ns: Annotated[int | None, HOST] = None
     """longest round trip of a message from a rank to the host of the job's key-value store"""
     spare_cores: float | None = None
-    """number of unused CPU cores per rank, on the host where it is lowest; ``None`` if unknown"""
+    """number of unused CPU cores per rank, on the host with the fewest; ``None`` if unknown"""
     ranks_per_core: float | None = None
-    """number of ranks per CPU core, on the host where it is highest; ``None`` if unknown"""
+    """number of ranks per CPU core, on the host with the most; ``None`` if unknown"""
     is_of_torchrun: bool = False
     """True if torchrun started the ranks"""
     num_launches: int = 0
@@ -272,7 +272,7 @@ class Report(ShownInNotebooks):
     def step_ns(self) -> int | None:
         """Duration of a step, in ns: the median of the steps that ran without the profiler.
 
-        These are all steps of the run if the times of enough of them are known, and otherwise some of the first steps.
+        All steps of the run are used if enough of their times are known; otherwise, some of the first steps.
         On an accelerator, or if all steps ran with the profiler, this is the mean of the profiled steps.
         """
         run, timed_ns = self.whole_run, self.timed_steps_ns

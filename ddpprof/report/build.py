@@ -178,8 +178,8 @@ def _watched(run: Run) -> Sequence[RankWholeRun]:
 def _step_noise_ns(ranks: Sequence[RankReport], run: WholeRun | None) -> int | None:
     """Return half the width of the 95 % interval of the median step time in ns.
 
-    It is derived from the median step times in parts of the whole run, if they are known. Otherwise, it is that of the
-    profiled steps, on the rank where it is smallest.
+    The interval is derived from the median step times in parts of the whole run, if they are known; otherwise, from the
+    profiled steps, on the rank where it is narrowest.
     """
     samples = [[step.duration_ns for step in one.measured_steps or one.light_steps] for one in ranks]
     if run is not None and run.usual_step_ns is not None:

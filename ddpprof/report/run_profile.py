@@ -244,8 +244,8 @@ def _usual_number(passes: Sequence[ObservedStep], steps: Collection[int]) -> int
 
 
 def _taking_as_much(target: Network | None, profile: Profile) -> Network | None:
-    """Return `target`. If it is unknown how much communication on it slows down computation, use the slowdown in this
-    run, which depends little on the link.
+    """Return `target`. If the slowdown of computation on `target` is unknown, use that of this run, which depends
+    little on the link.
     """
     if target is None or target.link.taken != NOTHING:
         return target

@@ -400,7 +400,7 @@ def require_arrow() -> Any:
 
 
 def schema_as_markdown(tables: Iterable[TableSchema[Any]]) -> str:
-    """Return a Markdown section for each table, which describes its columns."""
+    """Return a Markdown section for each table, with descriptions of its columns."""
     return "\n".join(map(_section, tables))
 
 

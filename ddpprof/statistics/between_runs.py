@@ -2,7 +2,7 @@
 
     difference = median of all differences between runs of B and A (Hodges–Lehmann estimator; `shift_between`)
     interval   = confidence interval of the difference from the Mann–Whitney U distribution; 99.5 %; the error
-                 probability of 0.5 % is divided among the questions that are asked together (Bonferroni)
+                 probability of 0.5 % is divided among the differences that are tested together (Bonferroni)
 
 The interval does not assume a distribution, so it is valid with few runs and with outliers. The confidence is high
 enough that the comparison may be repeated with more runs. The interval needs at least six runs on each side. With fewer
@@ -121,7 +121,7 @@ class Difference:
 
     @property
     def is_beyond_noise(self) -> bool | None:
-        """Whether the difference is beyond noise; ``None`` if there are too few runs to decide."""
+        """Whether the difference exceeds the noise; ``None`` if there are too few runs to decide."""
         if self.low_ns > 0 or self.high_ns < 0:
             return True
         return False if self.is_measured else None

@@ -10,7 +10,7 @@ For two variants that are measured in alternating blocks:
                because a bootstrap of few rounds underestimates the uncertainty
 
 A temporary slowdown of the machine affects both blocks of a pair, and cancels out in its ratio. Differences between
-starts of a process are included in the variation between rounds. If several variants run once in every round,
+launches of a process are included in the variation between rounds. If several variants run once in every round,
 `joint_ratios` compares all variants with a reference variant.
 
 Sources: Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, 3.3; Davison and Hinkley, Bootstrap Methods
@@ -62,7 +62,7 @@ class Ratio:
 
 
 def paired_ratio(rounds: Sequence[Sequence[Pair]], comparisons: int = 1) -> Ratio | None:
-    """Return the ratio over the pairs of all rounds (starts of the job), or ``None`` if there are no pairs.
+    """Return the ratio over the pairs of all rounds (launches of the job), or ``None`` if there are no pairs.
 
     `comparisons`: number of intervals that must hold simultaneously, including this one.
     """

@@ -127,7 +127,7 @@ _MANY = 0.2
 def gradients_discarded(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
     """Report modules whose reduced gradients are often discarded, but used in other passes.
 
-    The gain is an upper bound: the passes are assumed to take the whole step, in proportion to the size of their
+    The gain is an upper bound: the whole step is divided among the passes, in proportion to the size of their
     gradients. Modules without a single used pass are not reported, because their optimizer may work with copies of the
     parameters, as in some kinds of mixed-precision training.
     """
@@ -151,8 +151,8 @@ def gradients_discarded(modules: Sequence[DdpModule], view: View) -> Iterator[Fi
         f"{passes}; these gradients were set to None before an optimizer used them, as happens in a GAN that computes "
         "the gradients of both networks but updates only one",
         "Do not compute gradients in these passes: run the module under torch.no_grad(), or detach its output. If "
-        "gradients must reach its inputs, run its forward pass and the backward pass under `with ddp.no_sync():`, "
-        "which does not reduce them.",
+        "gradients must reach the module's inputs, run its forward pass and the backward pass under `with "
+        "ddp.no_sync():`, which does not reduce gradients.",
         gain_ns,
         subject={"module": often[0].name},
         numbers=only_known(num_discarded=sum(one.num_discarded_passes for one in often), step_ns=view.step_ns),
@@ -169,7 +169,7 @@ def _gradient_bytes(module: DdpModule) -> int:
 
 @dataclass(frozen=True, slots=True)
 class UnusedForwards:
-    """Forward passes with gradients, and those not used by a backward pass, in a module's typical step (medians)."""
+    """Forward passes with gradients in a module's typical step, and those that no backward pass uses (medians)."""
 
     module: int
     num_forwards: int

@@ -1,8 +1,8 @@
 """Summarize each attempt of a job that torchrun restarted: its step time, how it ended, and what changed.
 
-Step times are compared with the latest earlier attempt that has steps of the same recording mode. The mode used is the
-first of ``off``, ``light`` and ``profiled`` that occurs in both attempts. The duration of a step is the mean over
-ranks.
+Step times are compared with those of the latest earlier attempt that has steps of the same recording mode. The mode
+used is the first of ``off``, ``light`` and ``profiled`` that occurs in both attempts. The duration of a step is the
+mean over ranks.
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ def bound_remarks(report: ReportView) -> Iterable[str]:
     if bound is None or report[FAILURE] is not None:
         return
     waiting = f"; {in_ms(bound.waiting_ns)} of it is spent waiting for late ranks" if bound.waiting_ns else ""
-    removable = ", which no DDP setting can remove" if bound.by is BoundBy.WAITING and waiting else ""
+    removable = ", and no DDP setting can remove this waiting time" if bound.by is BoundBy.WAITING and waiting else ""
     yield f"Communication takes {in_ms(bound.comm_ns)} per step{waiting}{removable}."
     found = {one.change.kind for one in report.findings if one.change is not None and not one.is_noise}
     for one in bound.would_help:
@@ -255,7 +255,7 @@ _NEW_BATCH = {
     WhatHelps.DOUBLE_BATCH: "with twice the batch size",
     WhatHelps.ACCUMULATION: f"with {ACCUMULATED} times the batch size, and one optimizer step instead of {ACCUMULATED}",
 }
-"""change → its further effect on training, because of which other hyperparameters may be needed"""
+"""change → its effect on training that may call for different hyperparameters"""
 
 
 def _gain(one: WouldHelp) -> str:

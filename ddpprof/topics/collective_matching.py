@@ -24,7 +24,7 @@ _PLACES = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class RankCollectives:
-    """Data of one rank's trace that is needed to compare ranks."""
+    """Data from one rank's trace that is needed to compare ranks."""
 
     rank: int
     host: str | None
@@ -34,7 +34,7 @@ class RankCollectives:
     groups: tuple[ProcessGroup, ...]
     collectives: Collectives
     own_group: ProcessGroup = field(default_factory=ProcessGroup)
-    """group of the rows for which the trace names no group, as with gloo. It is the group in which the rank averages
+    """group assumed for rows for which the trace names no group, as with gloo: the group in which the rank averages
     gradients, if known
     """
 
@@ -44,7 +44,7 @@ class Candidates:
     """Candidates of one process group: n lines, with one column per rank. Either all or none have sequence numbers."""
 
     group: ProcessGroup
-    """process group of the collectives; it has no name, size and ranks if the rows name no group"""
+    """process group of the collectives; it has no name, size or ranks if the rows name no group"""
     by_sequence: bool
     ranks: tuple[int, ...]
     """ranks of the group whose traces were read"""

@@ -79,8 +79,8 @@ class CompiledGraphs:
     unknown
     """
     groups_ns: tuple[int, ...] = ()
-    """time at which the last gradient of each group is ready. A group has the gradients of one graph; empty if
-    gradients do not become ready in groups
+    """time at which the last gradient of each group is ready (a group: all gradients of one graph); empty if there are
+    no groups
     """
     waits: tuple[BucketWait, ...] = ()
     """buckets with gradients from several groups, in launch order"""
@@ -162,8 +162,8 @@ def compiles_nothing(found: CompiledGraphs, _view: View) -> Iterator[Finding]:
     yield Finding(
         "compiled-graphs",
         "torch.compile compiles no part of the model",
-        "torch.compile wraps DDP, but DDPOptimizer received no graph with parameters: torch.compile skips a model that "
-        "DDP calls if its forward is defined in torch itself, as for nn.Sequential",
+        "torch.compile wraps DDP, but DDPOptimizer received no graph with parameters: torch.compile skips a model "
+        "inside DDP if torch itself defines the model's forward(), as for nn.Sequential",
         f"Compile the model before DDP wraps it: {change.code}.",
         None,
         change=change,
@@ -172,7 +172,7 @@ def compiles_nothing(found: CompiledGraphs, _view: View) -> Iterator[Finding]:
 
 
 def one_graph(found: CompiledGraphs, view: View) -> Iterator[Finding]:
-    """Report a model that is compiled as one graph, so that no communication overlaps with its backward pass."""
+    """Report a model that is compiled as one graph: no communication can overlap with its backward pass."""
     if len(found.groups_ns) != 1 or not view.worth(view.exposed_ns):
         return
     is_cut = found.optimize_ddp == OptimizeDdp.DDP_OPTIMIZER
@@ -274,7 +274,7 @@ def _small_cap(module: DdpModule) -> int:
 
 
 def _cut(view: View) -> Change:
-    """Return the change that splits the model where buckets end, and shrinks the buckets if one has most gradients."""
+    """Return the change that splits the model where buckets end, and shrinks the buckets if one holds most bytes."""
     cut, smaller = compilation_change(optimize_ddp=OptimizeDdp.DDP_OPTIMIZER), _smaller_graphs(view)
     sizes = [row.num_bytes or 0 for row in view[BUCKETS] or ()]
     if smaller is None or max(sizes, default=0) <= _LARGE * sum(sizes):

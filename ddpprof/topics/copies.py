@@ -61,7 +61,7 @@ def measure_copies(rank: Rank, steps: Sequence[int]) -> RankCopies | None:
 
 
 def exposed_copies(ranks: Sequence[RankCopies], view: View) -> Iterator[Finding]:
-    """Report copies to the accelerator that take much of the step on every rank, while it computes nothing."""
+    """Report copies to the accelerator that take much of the step on every rank, with no computation."""
     least = min(ranks, key=lambda one: one.exposed_ns)
     if not view.step_ns or least.exposed_ns < _MUCH * view.step_ns:
         return

@@ -12,7 +12,7 @@ cases, nothing is reported.
 Each rank also records a digest of the state of each random generator at the beginning of its recorded steps. Ranks draw
 the same numbers if their digests are equal in every step. A generator was used in every step if all its digests differ.
 
-The ``attention_mask`` of a batch shows by how much all of its sequences are padded further than the longest of them:
+The ``attention_mask`` of a batch shows how far its sequences are padded beyond the longest of them:
 
     removable = (padded length - longest sequence) / padded length, minimum over the ranks, median over the batches
 
@@ -155,7 +155,7 @@ def _data_loading(view: View) -> DataLoading:
 
 
 def training_loaders(of_ranks: Iterable[Sequence[Loader]]) -> Iterator[Loader]:
-    """Yield the loaders that provide training batches, among the loaders of each rank."""
+    """Yield all loaders that provide training batches, rank by rank."""
     return (loader for loaders in of_ranks for loader in loaders if loader.feeds_training)
 
 
@@ -239,7 +239,7 @@ def _seed_workers(framework: str | None, num_workers: int) -> str:
 
 
 def epoch_never_set(data: DataLoading, view: View) -> Iterator[Finding]:
-    """Report a DistributedSampler whose ``set_epoch`` is never called, so that every epoch has the same order."""
+    """Report a DistributedSampler whose ``set_epoch`` is never called: every epoch has the same order."""
     for loader in training_loaders(data.loaders.values()):
         epochs = loader.epochs_set
         if loader.set_epoch_called or not loader.shuffles or epochs is None:
@@ -410,8 +410,7 @@ def same_random_numbers(same: SameRandomNumbers, view: View) -> Iterator[Finding
 
 
 _SEED_ALL_RANKS_ALIKE = ("transformers", "accelerate", "lightning", "fabric")
-"""frameworks whose functions for seeds give all ranks the same seed unless told otherwise; most users do not change it
-"""
+"""frameworks whose seeding functions give all ranks the same seed by default; most users keep this default"""
 _GENERATORS = {"cpu": "torch's CPU generator", "numpy": "NumPy's generator", "random": "Python's random module"}
 
 
@@ -445,7 +444,7 @@ class RankInputs:
 
 
 def unevenness(ranks: Sequence[RankInputs]) -> float | None:
-    """Return how much the largest input of a step exceeds the mean input of the ranks, as a fraction of the mean.
+    """Return by how much the largest input of a step exceeds the mean input of the ranks, as a fraction of the mean.
 
     The result is the mean over the steps that all ranks recorded; ``None`` if there is no such step, or only one rank.
     """
@@ -477,7 +476,7 @@ class RankPadding:
     lengths: Mapping[tuple[int, int, int], tuple[int, int]]
     """(index of the loader, `Batch.iteration`, `Batch.place`) → `Batch.longest` and `Batch.width`"""
     compute_ns: int
-    """computation of the forward and backward passes per step; median over steps"""
+    """computation time of the forward and backward passes per step; median over steps"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -485,14 +484,14 @@ class Padding:
     """Padding that no sequence of a batch needs."""
 
     num_batches: int
-    """number of positions in the training with a batch of known length on every rank"""
+    """number of places in the training at which every rank has a batch of known length"""
     width: float
     longest: float
     """padded length, and length of the longest sequence on any rank; medians over the batches"""
     removable: float
     """fraction of the padded length that no sequence uses on any rank; median over the batches"""
     compute_ns: int
-    """computation of the forward and backward passes per step, on the rank with the shortest"""
+    """computation time of the forward and backward passes per step, on the rank where it is shortest"""
 
 
 def padding_of_rank(rank: Rank, steps: Sequence[int], _modules: Sequence[DdpModule]) -> RankPadding | None:

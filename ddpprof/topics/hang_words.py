@@ -23,7 +23,7 @@ _WHAT = {
     Fault.MISSING_COLLECTIVE: "rank {rank} has not called a collective that the other ranks have called",
     Fault.OTHER_COLLECTIVE: "rank {rank} calls a collective that the other ranks do not call",
     Fault.MISMATCH: "the ranks have called collectives that do not match",
-    Fault.EVALUATES_ALONE: "rank {rank} runs evaluation with a DDP module, whose forward pass waits for the others",
+    Fault.EVALUATES_ALONE: "rank {rank} runs evaluation with a DDP module, whose forward pass waits for all ranks",
     Fault.OWN_CODE: "rank {rank} is still running the script's own code",
     Fault.LOCK: "rank {rank} is waiting for a lock, a queue or another process",
     Fault.LOADER: "rank {rank} is waiting for its DataLoader",
@@ -60,8 +60,8 @@ _WHERE_LEFT_OUT = (
 )
 _FIND_HELD = "To find that code: py-spy dump --native --pid {pid}."
 _OF_GLOO = (
-    "If it is ~ProcessGroupGloo, PyTorch joins a thread that waits for the lock: release the model before you call "
-    "destroy_process_group(), or sleep for 10 ms after it."
+    "If that code is ~ProcessGroupGloo, PyTorch joins a thread that waits for the lock: release the model before you "
+    "call destroy_process_group(), or sleep for 10 ms after it."
 )
 _DO = {
     Fault.DOES_NOT_EXIT: "Read a queue before you join the processes that fill it: call queue.get() for each "

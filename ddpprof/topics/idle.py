@@ -320,7 +320,7 @@ def measure_allocations(rank: Rank, steps: Sequence[int]) -> RankAllocations | N
 
 
 def device_allocations(ranks: Sequence[RankAllocations], view: View) -> Iterator[Finding]:
-    """Report memory of the accelerator that is allocated and freed in most steps, instead of being reused."""
+    """Report accelerator memory that is allocated and freed in most steps instead of being reused."""
     least = min(ranks, key=lambda one: one.idle_ns)
     if least.num_calls < 1 or not view.worth(least.idle_ns):
         return

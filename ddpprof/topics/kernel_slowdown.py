@@ -58,7 +58,7 @@ _HOLDS_HOOKS = "AccumulateGrad"
 
 @dataclass(frozen=True, slots=True)
 class KernelSlowdown:
-    """The covered runs of one kernel."""
+    """The covered runs of one kernel: its runs during communication."""
 
     kernel: Kernel
     covered_ns: int
@@ -285,7 +285,7 @@ def _same_work(trace: Trace, runs: KernelRuns) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class _Control:
-    """Total time of work that ran alone in measured steps, and of the same work in baseline steps. Both are doubled."""
+    """Doubled total time of work that ran alone in measured steps, and of the same work in baseline steps."""
 
     twice_measured_ns: int
     twice_baseline_ns: int

@@ -74,7 +74,7 @@ class LinkLimit:
     """smallest size of the all-reduces from which `reached_bytes_per_s` was computed"""
     below_bytes: int | None = None
     nccl: NcclChoices | None = None
-    """choices in the NCCL log of the first rank, with the transports of all ranks"""
+    """choices that NCCL logged on the first rank, but with the transports of all ranks"""
     kernel_algorithm: str | None = None
     """algorithm in the names of NCCL's kernels: ``"TREE"`` or ``"RING"``; ``"RING"`` also stands for NVLS and
     CollNet
@@ -494,7 +494,7 @@ def other_traffic(limit: LinkLimit, view: View) -> Iterator[Finding]:
         f"{traffic.interface} carried {size(traffic.bytes_per_step)} per step over {traffic.num_steps} steps, but the "
         f"gradients of the ranks on this machine need only {size(own_bytes)}",
         "Find what else uses this interface, such as reading data or writing checkpoints over the network, or another "
-        "job. Move it to another interface: GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME chooses that of the ranks.",
+        "job. Use another interface for it, or for the ranks (set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME).",
         min(view.exposed_ns or 0, round(others * (view.comm_ns or 0))),
         may_be_meant=True,
         subject={"rank": most},
@@ -508,9 +508,9 @@ _MORE_THAN_OWN = 1.5
 
 
 def slow_link(limit: LinkLimit, view: View) -> Iterator[Finding]:
-    """Report a machine, or one link, that sends more slowly than all others between the machines of the job.
+    """Report a machine, or a link between two machines of the job, that sends more slowly than all others.
 
-    A link counts as slow only if it is slow even in the time in which the receiver does not limit it.
+    A link counts as slow only if it is slow even while the receiver does not limit it.
     """
     links = _links(view)
     if limit.network != _SOCKET or not links or not view.worth(view.exposed_ns) or any(other_traffic(limit, view)):
@@ -533,7 +533,8 @@ def slow_link(limit: LinkLimit, view: View) -> Iterator[Finding]:
             "while they send, according to the kernel's counters for the connections",
             "Each all-reduce waits for the slowest link. Compare the negotiated speed, the errors and the dropped "
             "packets of this machine's interface with those of other machines (ethtool, ip -s link), and look for a "
-            "bandwidth limit of the virtual machine or the switch port. Otherwise, train without this machine.",
+            "bandwidth limit of the virtual machine or the switch port. If you find no cause, train without this "
+            "machine.",
             min(view.exposed_ns or 0, round((1 - reached / least) * (view.comm_ns or 0))),
             subject={"rank": _ranks_at(ends[0], view)[0]},
             numbers=only_known(bytes_per_s=round(reached), others_bytes_per_s=round(least)),
@@ -544,11 +545,11 @@ def slow_link(limit: LinkLimit, view: View) -> Iterator[Finding]:
 _MUCH_SLOWER = 1.5
 _LEAST_SENDING_NS = 20_000_000
 _MUCH_OF_MOST = 0.1
-"""a connection counts if it carries at least this share of the bytes of the connection with the most"""
+"""a connection is considered if it carries at least this share of the bytes of the busiest connection"""
 
 
 def _links(view: View) -> dict[tuple[str, str], tuple[int, int, int]]:
-    """Return what is sent from one machine to another, given by their addresses, if it is much.
+    """Return the traffic between each pair of machines, given by their addresses, unless there is little.
 
     Returns the sums of `Connection.sent_bytes`, `Connection.sending_ns` and `Connection.limited_ns`.
     """

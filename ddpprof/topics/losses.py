@@ -32,8 +32,8 @@ def nonfinite_finding(
 ) -> Finding | None:
     """Return the finding about NaN or infinite losses; ``None`` if there were none.
 
-    `ranks`: the steps with such a loss, by rank. `is_over`: whether the run has ended. `learning_rates`: the learning
-    rate that a rank reported just after its first such step, by rank.
+    `ranks`: the steps with such a loss, by rank. `is_over`: whether the run has ended. `learning_rates`: by rank, the
+    learning rate reported just after its first such step.
     """
     found = {rank: one for rank, one in ranks.items() if one is not None}
     if not found:

@@ -98,7 +98,7 @@ _SAME_PEAK = 0.98
 def _devices(
     samples: Sequence[Memory], at_last: Sequence[DeviceMemory], peaks: Sequence[MemoryPeak]
 ) -> tuple[DeviceUse, ...]:
-    """Return the devices that were sampled in steps, and the devices on which the rank only holds memory."""
+    """Return the devices that were sampled in steps, and the devices on which the rank holds only memory."""
     sampled = {device.index: device for sample in samples for device in sample.devices}
     known = {device.index: device for device in at_last}
     made = []

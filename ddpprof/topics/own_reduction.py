@@ -30,7 +30,7 @@ class OwnReduction:
     exposed_ns: int
     flatten_ns: int | None
     """time in which the training thread flattens and unflattens tensors; ``None`` if the trace does not show it, and on
-    accelerators, whose work is not necessarily delayed by this
+    accelerators, whose work may continue meanwhile
     """
 
 

@@ -1,6 +1,6 @@
 """Check the settings of the ranks' processes: cores, compute threads, and debugging settings.
 
-The number of threads of a single rank may match the number of cores, but all ranks of the host share these cores.
+Each rank may compute with as many threads as the host has cores, but all ranks of the host share these cores.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def ranks_share_cores(threads: HostThreads, view: View) -> Iterator[Finding]:
         f"{host.num_ranks} ranks share {_cores(host.num_cores)}, although the host has more",
         f"on host {host.host}, the CPU affinity or the CPU limit of the control group restricts this job to "
         f"{_cores(host.num_cores)} of {host.machine_cores}",
-        "Give each rank at least one core of its own: check calls of os.sched_setaffinity in the script, the "
+        "Give each rank at least one core of its own: check calls to os.sched_setaffinity in the script, the "
         "launcher's options for binding (taskset, numactl, --cpu-bind), the number of CPUs that the job requests from "
         "the scheduler (--cpus-per-task), and the CPU limit of the container.",
         None,

@@ -58,7 +58,7 @@ def is_always_reduced(module: int, steps: Sequence[RecordedStep]) -> bool:
 def find_drifts(replicas: Mapping[int, Sequence[Replica]]) -> tuple[Drift, ...]:
     """Compare the ranks' copies of each module.
 
-    Exclude ranks whose copies were read at other steps than those of the first rank.
+    Exclude ranks whose copies were read at different steps than on the first rank.
     """
     drifts = []
     for module in sorted({one.module for of_rank in replicas.values() for one in of_rank}):

@@ -28,7 +28,7 @@ _MAX_ROWS = 24
 
 @dataclass(frozen=True, slots=True)
 class RpcCalls:
-    """Calls of one function on one callee, per step: medians over steps. Byte counts include only tensors."""
+    """Calls to one function on one callee, per step: medians over steps. Byte counts include only tensors."""
 
     callee: str
     function: str
@@ -124,7 +124,7 @@ def calls_that_block(ranks: Sequence[RankRpc], view: View) -> Iterator[Finding]:
         yield Finding(
             "long-rpc",
             f"Rank {rank.rank} blocks until {longest.callee} answers an RPC",
-            f"one synchronous call of {longest.function} takes {in_ms(rank.longest_wait_ns)} per step; DDP's own "
+            f"one synchronous call to {longest.function} takes {in_ms(rank.longest_wait_ns)} per step; DDP's own "
             "communication is not included",
             "Send the call earlier with rpc.rpc_async, for example for the next batch before the backward pass of the "
             "current batch, and wait for the result where it is needed. Or make the function itself faster.",

@@ -97,7 +97,7 @@ _NO_TIMES = CodeLine("", 0, 0).times_ns
 
 @dataclass(frozen=True, slots=True)
 class RankCode:
-    """The lines of the script that one rank ran."""
+    """Lines of the script that ran on one rank."""
 
     rank: int
     num_steps: int
@@ -210,7 +210,7 @@ def line_during(rank: Rank, spans: Spans) -> str | None:
 
 
 def _optimizers(rank: Rank, trace: Trace) -> Spans:
-    """Return the spans of the optimizers, without the closures that they call if these are recorded."""
+    """Return the spans of the optimizers, excluding the closures that they call, if these are recorded."""
     recorded = [one for step in rank.training_steps for one in step.optimizers]
     if not recorded or trace.epoch_ns is None:
         return marked_spans(trace, Mark.OPTIMIZER)
@@ -246,8 +246,8 @@ class _Sampled:
         is_of_step &= ~self.computes_metrics
         self.is_own = ~np.array(samples.is_in_framework, bool) & is_of_step
         self.is_library = is_of_step & ~self.is_own
-        """masks of places, shape (places,): whether autograd runs the place; if not, whether it computes metrics, is
-        the script's own code, or is code of another library that the script calls, other than a backward pass
+        """masks of places, shape (places,): places that autograd runs; among the rest, places that compute metrics,
+        places in the script's own code, and places in other libraries that the script calls, except for backward passes
         """
         self._line_of = np.array([self.lines.index(line) for line in samples.lines], np.int64)
         self._caller_of = np.array([self.callers.index(caller) for caller in callers], np.int64)
@@ -387,7 +387,7 @@ def _taken(
 
 
 def _sampled_in(rank: RankCode, view: View) -> str:
-    """Return a clause that says in which steps the lines were sampled, and by how much the profiler extends them."""
+    """Return a clause about the steps in which the lines were sampled, and how much longer the profiler makes them."""
     longer = f", which take {view.profiled_ratio:.2f} × as long as other steps" if view.profiled_ratio > 1 else ""
     return f"sampled in {count(rank.num_steps, 'profiled step')} of rank {rank.rank}{longer}"
 
@@ -434,7 +434,7 @@ _MUCH_IN_BACKWARD = 0.05
 
 
 def code_outside_passes(ranks: Sequence[RankCode], view: View) -> Iterator[Finding]:
-    """Report operators that the script calls outside model, backward pass and optimizer, such as to average weights."""
+    """Report operators that the script calls outside model, backward pass and optimizer, as when averaging weights."""
     step_ns = view.step_ns or 0
     least = min(ranks, key=lambda one: one.outside_ns)
     has_loss = least.loss_ns >= _MUCH_OF_LOSS * step_ns
@@ -452,7 +452,7 @@ def code_outside_passes(ranks: Sequence[RankCode], view: View) -> Iterator[Findi
         f"Operators outside the model, the backward pass and the optimizer take {in_ms(gain_ns)} per step, "
         f"{f'mostly at {named}' if named else 'spread over many lines'}",
         f"{_sampled_in(least, view)}{loss}",
-        "Run work that is not needed in every step less often, and work that needs no gradients under torch.no_grad(). "
+        "Run work less often if it is not needed in every step, and under torch.no_grad() if it needs no gradients. "
         "Replace loops over elements or parameters by operators on whole tensors or lists of tensors: weight_decay for "
         "penalties, torch.nn.utils.get_total_norm for norms, torch.optim.swa_utils.AveragedModel for averages.",
         gain_ns,
@@ -469,8 +469,8 @@ _MUCH_OF_OWN = 0.03
 like clip_grad_norm_
 """
 _MUCH_OF_LOSS = 0.1
-"""operators between forward and backward are reported if the script's own lines call them for at least this share of
-the step; loss functions of PyTorch do not count
+"""operators between the forward and the backward pass are reported if the script's own lines call them for at least
+this share of the step; loss functions of PyTorch do not count
 """
 
 
@@ -507,7 +507,7 @@ def slowest_line_of(rank: int, view: View) -> tuple[str, int] | None:
 
 
 def lines_of_collectives(view: View) -> str:
-    """Return a clause that names the lines of the script that take most of the time of its collectives on CPU."""
+    """Return a clause that names the lines in which the script spends most of its time in collectives, on CPU."""
     least = min((one for one in view[SCRIPT_CODE] or () if one.comm_ns), key=lambda one: one.comm_ns, default=None)
     if least is None:
         return ""
@@ -517,7 +517,7 @@ def lines_of_collectives(view: View) -> str:
 
 
 def longest_line(view: View) -> CodeLine | None:
-    """Return the line that takes the longest time in a single step, among lines that take far less in most steps."""
+    """Return the line with the longest time in a single step, among lines that take far less time in most steps."""
     found = [one.longest for one in view[SCRIPT_CODE] or () if one.longest is not None]
     return max(found, key=lambda one: one.idle_ns, default=None)
 
@@ -550,8 +550,8 @@ class ScriptLine:
 _MOST_SCRIPT_LINES = 10
 _LEAST_SHARE = 0.05
 _MOST_SHARE = 0.9
-"""a line that runs for more than this share of the step without exposed communication is not listed, because it may
-call the whole training
+"""a line that runs for more than this share of the step without exposed communication is not listed, because it may be
+the call that runs the whole training
 """
 
 
@@ -586,7 +586,7 @@ def measure_lines(rank: Rank, steps: Sequence[int]) -> tuple[ScriptLine, ...] | 
 
 def script_lines_table(lines: Sequence[ScriptLine], _report: ReportView) -> Iterable[Section]:
     yield table_of(
-        "Longest-running lines of a profiled step, with the libraries that they call, without exposed communication",
+        "Longest-running lines of a profiled step, including libraries that they call, excluding exposed communication",
         lines,
         {
             "line": lambda one: clean(one.short, most=80),

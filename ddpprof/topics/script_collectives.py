@@ -159,8 +159,8 @@ def barriers(trace: Trace) -> Spans:
 def _places(trace: Trace, launched_ns: Int64Column) -> list[Place]:
     """Return the place of each launch, determined by the last start or end of a host mark before it.
 
-    An optimizer's step may contain forward and backward in a closure, or another optimizer's step. A launch before the
-    first mark counts as after the optimizer, because steps end there.
+    An optimizer's step may contain forward and backward passes in a closure, or another optimizer's step. A launch
+    before the first mark counts as after the optimizer, because steps end there.
     """
     host = trace.host_spans
     rows = np.flatnonzero(np.isin(host.mark, list(_PLACES)))
@@ -289,7 +289,7 @@ def _medians(steps: Sequence[tuple[OutsideCalls, ...] | None]) -> tuple[OutsideC
 
 
 def _of(outside: Sequence[OutsideCalls], view: View, *purposes: Purpose) -> list[OutsideCalls]:
-    """Return the calls worth reporting. In the forward pass, only barriers are: the model may need other calls."""
+    """Return the calls worth reporting. In the forward pass, return only barriers: the model may need other calls."""
     calls = [
         one
         for one in outside
@@ -398,7 +398,7 @@ def _may_enter_the_loss(call: OutsideCalls) -> bool:
 
 
 def _gradients_by_hand(unsized: Sequence[OutsideCalls]) -> str:
-    """Return advice for collectives after the backward pass, which may reduce gradients."""
+    """Return advice for collectives after the backward pass. They may reduce gradients."""
     if not any(one.place is Place.AFTER_BACKWARD for one in unsized):
         return ""
     return (
@@ -470,7 +470,7 @@ def outside_table(calls: Sequence[OutsideCalls], _report: ReportView) -> Iterabl
             },
             ("collective", "where", "carries"),
             "numbers of the rank with the least exposed time, because the other ranks also wait for slower ranks; "
-            "exposed: while neither computation nor DDP's communication runs",
+            "exposed: time in which neither computation nor DDP's communication runs",
         )
 
 

@@ -126,7 +126,7 @@ def uses_everything(module: DdpModule) -> bool:
 def _search_and_communication_ns(view: View) -> int | None:
     """Return the maximum cost of the search, in ns: its own time, and the exposed communication.
 
-    Without the search, DDP also rebuilds its buckets, which may hide the communication.
+    Without the search, DDP also rebuilds its buckets, and may thereby hide the communication.
     """
     known = [ns for ns in (view.unused_search_ns, view.exposed_ns) if ns is not None]
     return sum(known) if len(known) == 2 else None
@@ -177,7 +177,7 @@ _BYTES_PER_NS = 5
 _GATHER_NS = 1_250_000
 """usual time in ns to reduce the sparse gradient of one embedding, for which gloo needs three exchanges"""
 _LONGEST_GATHER_NS = 5_000_000
-"""like `_GATHER_NS`, if the ranks use all cores, so that gloo's threads wait until a core is free"""
+"""like `_GATHER_NS`, for ranks that use all cores, so gloo's threads wait until a core is free"""
 
 
 def dense_embedding_gradients(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
@@ -273,7 +273,7 @@ def untrained_parameters(tails: Sequence[UntrainedTail], view: View) -> Iterator
     """Report parameters that get gradients but are not trained by any optimizer.
 
     The gain is an upper bound: the time in which autograd computes only their gradients at the end of the backward
-    pass, and their share in the bytes of all parameters, times the rest of the step.
+    pass, plus the rest of the step times their share of the bytes of all parameters.
     """
     unused = {name for module in view.modules for name in module.unused or ()}
     of_ddp = sum(parameter.num_bytes for module in view.modules for parameter in module.parameters)

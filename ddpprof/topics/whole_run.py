@@ -486,7 +486,7 @@ _MUCH_LONGER = 1.2
 
 
 def uneven_work(run: WholeRun, view: View) -> Iterator[Finding]:
-    """Report ranks that take turns at being the slowest rank, so that the other ranks wait in most steps."""
+    """Report ranks that take turns at being the slowest rank, for which the other ranks wait in most steps."""
     uneven, steps = run.uneven, run.steps
     if uneven is None or steps is None or (view.cores_per_rank or 1) < (view.num_threads or 1):
         return  # threads wait for cores, which takes different times on the ranks
@@ -503,7 +503,7 @@ def uneven_work(run: WholeRun, view: View) -> Iterator[Finding]:
         f"all ranks, and no rank was the slowest in more than {percent(uneven.most_often)} of the "
         f"steps{sizes if larger >= _LARGER_INPUTS else ''}",
         "Give all ranks batches of about the same size in each step: sort or group the samples by length "
-        "(Trainer: group_by_length=True) so that all ranks of a step get similar lengths, or limit the number of "
+        "(Trainer: group_by_length=True) so that all ranks get similar lengths in a step, or limit the number of "
         "tokens per batch instead of the number of samples.",
         uneven.lost_ns,
         numbers=only_known(lost_ns=uneven.lost_ns, num_steps=uneven.num_steps),

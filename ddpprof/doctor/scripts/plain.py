@@ -77,7 +77,7 @@ SYNCHRONIZES = [(torch.cuda, "synchronize"), (torch.accelerator, "synchronize")]
 
 
 def count_synchronizing_calls():
-    """Wrap functions that synchronize the device. Each call of such a function is appended to the returned list."""
+    """Wrap functions that synchronize the device. Each call to such a function is appended to the returned list."""
     calls = []
     for owner, name in SYNCHRONIZES:
         original = getattr(owner, name)

@@ -168,7 +168,7 @@ def _add_document(reader: EventReader, text: bytes | bytearray) -> _Document:
 def _read_in_batches(stream: Stream, limits: Limits, helpers: Helpers) -> tuple[Header, Columns]:
     """Read the file in batches.
 
-    Raises `OddLayoutError` if the file must be read as a whole, and ``msgspec.DecodeError`` if even that would fail.
+    Raises `OddLayoutError` if the file must be read as a whole, and ``msgspec.DecodeError`` if that would fail, too.
     """
     before, begin = split_at_array(stream, limits, DIVISION.batch_bytes)
     reader, batches = EventReader(limits, DIVISION), Batches(stream, begin, limits, DIVISION.batch_bytes)

@@ -1,8 +1,8 @@
 """Select the trace events that the tables need, and decode the fields that the tables need.
 
 ``args`` are kept as text and decoded later, only for the events that need them (see `Arguments`). In traces with
-shapes, the ``args`` of most events are needed. They are decoded together with the events, because this is faster. Most
-events are not needed (in a trace with stacks, most are flows and Python frames), so skipping an event must be cheap.
+shapes, the ``args`` of most events are needed. They are decoded together with the events to save time. Most events are
+not needed (in a trace with stacks, most are flows and Python frames), so skipping an event must be cheap.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ _ZERO = msgspec.Raw(b"0")
 class Category(Enum):
     """``cat`` of an event.
 
-    These categories are frequent, and the decoder recognizes them directly. All others are mapped by family.
+    These categories are frequent, and the decoder recognizes them directly. All other categories are mapped by family.
     """
 
     OP = "cpu_op"

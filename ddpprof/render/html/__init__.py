@@ -23,7 +23,7 @@ from ddpprof.version import __version__
 
 _FACTORY, _FACTORY_AT_ONCE = "this, () => {", "this, (() => {"
 """code around plotly's source, and its replacement: browsers compile a parenthesized function at once, instead of
-parsing its 5 MB twice
+parsing the 5 MB twice
 """
 
 _SCRIPTS = ("page.js", "charts.js", "timeline.js", "address.js", "start.js")

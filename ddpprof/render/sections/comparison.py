@@ -62,7 +62,7 @@ def _metrics(comparison: Comparison) -> Iterable[Section]:
     names = ("", "A", "B", "B - A", "", "interval", "")
     columns = tuple(Column(name, is_number=index not in (0, 6)) for index, name in enumerate(names))
     yield Table(
-        "Per step, ms (means over ranks, medians over steps and runs; the step time is that of each run's report)",
+        "Per step, ms (means over ranks, medians over steps and runs; the step time is from each run's report)",
         columns,
         rows,
         _note(comparison),

@@ -191,7 +191,7 @@ def _is_it_normal(point: ScalePoint) -> str:
     if most is None or point.transfer_ns is None:
         return f"{gained}."
     why = f"a step's communication takes {in_ms(point.transfer_ns)}, and its computation {in_ms(point.ideal_ns)}"
-    return f"{gained}. The speed-up is at most {most:.2f} times: {why}."
+    return f"{gained}. The maximum speed-up is {most:.2f}: {why}."
 
 
 def scaling_sections(report: ScalingReport) -> Iterable[Section]:
@@ -289,11 +289,11 @@ def _fastest(points: Sequence[SweepPoint]) -> str:
         ratio, fastest = min(faster, key=lambda one: one[0].ratio)
         return f"Fastest: {_name(fastest, points)}: {interval(ratio)} × the time of {first}{work}."
     if len(beyond) == len(points) - 1:
-        return f"Fastest: {first}. All other configurations are slower{work}, beyond noise."
+        return f"Fastest: {first}. All other configurations are slower{work} by more than noise."
     shown = max(ratio.high / ratio.ratio - 1 for _, ratio in compared if ratio.high is not None)
     rounds = count(len(points[0].rounds_ns), "round")
     return (
-        f"No configuration is faster than {first}{work}, beyond noise. {rounds} can detect a difference of "
+        f"No configuration is faster than {first}{work} by more than noise. {rounds} can detect a difference of "
         f"{shown:.0%}; more rounds can detect a smaller difference."
     )
 
@@ -447,8 +447,8 @@ _CERTAIN = 0.9
 unchanged job's step time
 """
 _STEADY = 1.1
-"""step times are said to vary if the slowest start of a setting took more than this many times as long as its fastest
-start
+"""step times are said to vary if steps in a setting's slowest run took more than this many times as long as in its
+fastest run
 """
 _ENOUGH = 10
 """smallest number of rounds that a message recommends"""
@@ -548,7 +548,7 @@ def _promised(promise: Promise) -> str:
     return "" if promise.gain_ns is None else f": promised up to {in_ms(promise.gain_ns)} per step"
 
 
-_OTHER_LOSSES = "the losses differ, because of rounding, a different order of random numbers, or a different training"
+_OTHER_LOSSES = "the losses differ, because of rounding, a different order of random numbers, or changed training"
 
 
 def _given(one: TriedPromise) -> str:

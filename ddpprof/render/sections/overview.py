@@ -59,14 +59,14 @@ def finding_list(report: Report) -> Iterator[Section]:
 
 
 def beyond_noise(report: Report, texts: Sequence[FindingText]) -> Iterator[Section]:
-    """Yield the findings beyond noise, and a line if most rules could not be applied."""
+    """Yield the findings that exceed the noise, and a line if most rules could not be applied."""
     yield FindingList(FINDINGS, tuple(texts), _otherwise(report))
     if texts and _lacks_profiled_steps(report):
         yield Line(_not_profiled(report, "No further findings"))
 
 
 def is_all_noise(report: Report) -> bool:
-    """Return whether there are findings, but none beyond noise."""
+    """Return whether there are findings, but none exceeds the noise."""
     return bool(report.findings) and all(finding.is_noise for finding in report.findings)
 
 
@@ -107,7 +107,7 @@ def sentence_after(report: Report, finding: Finding) -> str:
     """Return the sentence that follows the title of the first finding; empty if there is nothing to add.
 
     The sentence states the gain of the finding. If the gain is unknown, the sentence names another finding for which
-    this run is too short, or says that no finding about the step time is beyond noise.
+    this run is too short, or says that no finding about the step time exceeds the noise.
     """
     if finding.expected_ns is None:
         gains = [one for one in report.findings if one.expected_ns is not None and not one.is_noise]
@@ -206,7 +206,7 @@ def _text(number: int, finding: Finding) -> FindingText:
 
 
 def _otherwise(report: Report) -> str:
-    """Return a sentence that says why there are no findings beyond noise."""
+    """Return a sentence that says why no finding exceeds the noise."""
     if report.failure is not None:
         return _FAILED
     if file_of(report) is None and not report.job.modules:
@@ -264,7 +264,7 @@ def longer_recording(report: Report, finding: Finding) -> str:
     return f"ddpprof trace {finding.longer_recording} {words}"
 
 
-_ALL_NOISE = "No finding is beyond noise."
+_ALL_NOISE = "No finding exceeds the noise."
 _FAILED = "No findings in the steps recorded before the failure."
 _NOTHING = "No rule found a change that saves more than 1% of the step."
 _NOTHING_OF_DDP = "No rule found a setting that saves more than 1% of the step."
@@ -610,7 +610,7 @@ _SMALLEST_CAP_MIB = 5
 
 
 def _worth_varying(report: Report) -> Iterator[tuple[str, str]]:
-    """Yield settings whose effect only a measurement shows: what to measure, and the setting with its values."""
+    """Yield settings whose effect must be measured: what to measure, and the setting with its values."""
     if any(not sends_unchanged(module.comm_hook) for module in report.job.modules):
         yield "measure the hook", "comm_hook=True,False"
     if any(module.parameter_bytes > _SMALLEST_CAP_MIB * 2**20 for module in report.job.modules):

@@ -286,7 +286,7 @@ _USE_DEFAULT = (
 def _fewer_buckets(view: View, module: DdpModule, now: int) -> NewBuckets:
     """Return the predicted best buckets if there are fewer of them than now; otherwise, return DDP's default buckets.
 
-    Predictions that do not reduce the number are ignored, because buckets of equal size do not show their latency.
+    Predictions that do not reduce the number are ignored: latency cannot be measured with buckets of equal size.
     """
     best = view.predictions.best_buckets
     if best is not None and len(best.bucket_bytes) < now:
@@ -367,7 +367,7 @@ def late_parameter(rows: Rows, view: View) -> Iterator[Finding]:
     """Report a late gradient that delays its bucket and all later buckets, because DDP launches buckets in order.
 
     Compiled models are excluded, because the late gradient may come from another graph; `compiled_graphs` reports
-    this. Modules that search for unused parameters without need are also excluded: without the search, DDP would
+    this. Modules that needlessly search for unused parameters are also excluded: without the search, DDP would
     reorder the buckets itself.
     """
     if view.is_compiled or view.exposed_ns is None:
@@ -433,7 +433,7 @@ def cap_mb(module: DdpModule) -> float:
 
 
 def bucket_sizes_under(module: DdpModule, caps_mib: Sequence[float]) -> tuple[int, ...]:
-    """Return the sizes in bytes of DDP's buckets under other caps, in launch order, as in `ddpprof whatif`.
+    """Return the sizes in bytes of the buckets that DDP would build with these caps, in launch order.
 
     The last cap applies to all further buckets.
     """
@@ -452,7 +452,7 @@ def smaller_cap(module: DdpModule, buckets: Sequence[BucketRow]) -> int:
 
 
 def call_for(framework: str | None, new: NewBuckets) -> str:
-    """Return the end of a sentence that tells how to make DDP build these buckets."""
+    """Return the end of a sentence that says how to make DDP build these buckets."""
     if new.is_default:
         return without_ddp_argument(framework, "bucket_cap_mb")
     if new.predicted is None:
@@ -463,7 +463,7 @@ def call_for(framework: str | None, new: NewBuckets) -> str:
 
 
 def advised_buckets(predictions: Predictions, module: DdpModule, buckets: Sequence[BucketRow]) -> NewBuckets:
-    """Return the best buckets found by the replay or, if there are none, buckets under a quarter of the cap."""
+    """Return the best buckets that the replay found or, if there are none, those for a quarter of the current cap."""
     if predictions.best_buckets is not None:
         return predictions.best_buckets
     cap = smaller_cap(module, buckets)

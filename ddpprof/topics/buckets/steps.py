@@ -243,13 +243,13 @@ def gradient_hooks(trace: Trace) -> NDArray[np.int64]:
 
 
 def launched_in(trace: Trace, step: int) -> NDArray[np.bool_]:
-    """Return a mask over the collectives: True for those of the step whose launch is known."""
+    """Return a mask over the collectives: True for each collective of the step that has a known launch."""
     comm = trace.collectives
     return np.asarray((comm.step == step) & (comm.launched_ns != UNKNOWN))
 
 
 def calls_in_backward(trace: Trace, step: int) -> NDArray[np.int64]:
-    """Return the rows of collectives that layers call in the backward pass, which are launched by autograd nodes.
+    """Return the rows of collectives that layers call in the backward pass, launched by autograd nodes.
 
     There are none if the trace has no gradient hooks, or if FSDP is used.
     """

@@ -215,7 +215,7 @@ def _backward(passes: Sequence[BackwardCompute], at_ns: int | None) -> BackwardC
 
 
 def _origins(trace: Trace) -> Int64Column:
-    """Return the times that can be time 0 of a backward pass, in ascending order."""
+    """Return the times that may serve as time 0 of a backward pass, in ascending order."""
     marks = trace.host_spans
     if not reduces_without_ddp(trace):
         return np.sort(marks.end_ns[marks.mark == Mark.FORWARD])
@@ -225,9 +225,7 @@ def _origins(trace: Trace) -> Int64Column:
 
 
 def _layout(passes: Sequence[TracedPass]) -> _Sizes:
-    """Return the layout that most passes fit. Among equally frequent layouts, the latest counts: DDP rebuilds its
-    buckets.
-    """
+    """Return the most common layout; of equally frequent layouts, the latest, because DDP rebuilds its buckets."""
     counts = Counter(one.sizes for one in passes)
     votes = {sizes: sum(n for other, n in counts.items() if _fits(other, sizes)) for sizes in counts}
     last = {one.sizes: one.step for one in sorted(passes, key=lambda one: one.step)}

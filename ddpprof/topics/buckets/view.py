@@ -120,7 +120,7 @@ def _bucket_name(report: ReportView, bucket: BucketRow) -> str:
 BUCKET_TABLE: TableSchema[tuple[BucketRow, ...]] = TableSchema(
     "buckets",
     "One row per gradient bucket of each DDP module. Values are medians over ranks and steps. Times are relative to "
-    "the end of the forward pass. On an accelerator, times up to `launched_ns` are host times.",
+    "the end of the forward pass. On an accelerator, `launched_ns` and the times before it are host times.",
     BucketRow,
     lambda buckets, _: buckets,
 )

@@ -208,8 +208,8 @@ class _Pair:
 def _lines(pairs: Mapping[int, _Pair], host_of: Mapping[int, str | None], reference: RankClock) -> dict[int, _Line]:
     """Return the offset and drift of each rank. All ranks of a host get the same values if these are consistent.
 
-    Two hosts may have the same name by mistake. A rank with the reference's host name gets the reference's clock,
-    unless a collective would end before it starts on that clock.
+    A rank with the reference's host name gets the reference's clock, unless a collective would then end before it
+    starts: two hosts may have the same name by mistake.
     """
     lines = {number: pair.line() for number, pair in pairs.items()}
     shared = dict(lines)

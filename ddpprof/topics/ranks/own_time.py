@@ -229,7 +229,7 @@ def _joined(parts: Sequence[Spans]) -> Spans:
 def progress_of_rank(rank: Rank) -> tuple[StepProgress, ...]:
     """Return the rank's steps from its trace and, on CPU, from light recording, in ascending order.
 
-    On an accelerator, light recording has only the times at which work was queued, which may include waiting.
+    On an accelerator, light recording has only the times at which work was queued, and these times may include waiting.
     """
     traced = measure_progress(rank.trace) if rank.trace is not None else ()
     numbers = {row.step for row in traced}

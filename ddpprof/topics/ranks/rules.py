@@ -130,7 +130,7 @@ def slow_rank(lateness: Lateness, view: View) -> Iterator[Finding]:
 
 
 def _line_of(rank: int, late_ns: int, view: View) -> list[str]:
-    """Return a sentence that names the line of the script on which the rank loses much of the time, if there is one."""
+    """Return a sentence that names the line of the script at which the rank loses much of the time, if there is one."""
     line = slowest_line_of(rank, view)
     if line is None or line[1] < _WORTH_NAMING * late_ns:
         return []
@@ -183,8 +183,8 @@ def _is_out_of_proportion(lateness: Lateness, view: View) -> bool:
 def _slept_ns(lateness: Lateness, view: View) -> int:
     """Return how long the slowest rank slept while other ranks waited, in ns per step; 0 if it did not, or if unknown.
 
-    This is its lateness minus the extra time, compared with other ranks, in which its threads ran or waited for a core.
-    The result is 0 if the rank is late because of its DataLoader, whose workers may be delayed by other work.
+    This is the rank's lateness minus the time, beyond that of other ranks, in which its threads ran or waited for a
+    core. The result is 0 if the rank is late because of its DataLoader, whose workers may be delayed by other work.
     """
     slowest = lateness.stragglers[0]
     if slowest.part is OwnTimePart.DATA:
@@ -253,7 +253,8 @@ _ON_ACCELERATOR = (
 )
 _ON_CPU = (
     "Check whether this rank's batches are larger, for example because they have longer sequences. Also check whether "
-    "its code waits for a lock, a disk or the network, and its CPU cores: their clock rate, and other processes."
+    "its code waits for a lock, a disk or the network, and check its CPU cores: their clock rate, and other processes "
+    "on them."
 )
 _SLEEPING = (
     "Check what this rank waits for but the other ranks do not: a lock, a disk, the network or a sleep. While the job "

@@ -249,7 +249,7 @@ def find_late_gradients(
 def _delays(modules: Sequence[DdpModule], steps: Sequence[RecordedStep]) -> dict[tuple[int, tuple[int, int]], _Floats]:
     """Return the delay of each parameter's gradient; NaN for missing gradients.
 
-    Keys are the module, and the pair of the step and the position of the backward pass in it.
+    Keys are the module, and then (step, position of the backward pass in the step).
     """
     found = {}
     for step in steps:

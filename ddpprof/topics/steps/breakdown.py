@@ -8,7 +8,7 @@ counts as backward.
 On CPU, a step is the host's ``ProfilerStep#k``. On an accelerator, it extends from its first kernel to the first kernel
 of the next step, because the host runs ahead of the device. All work in this time counts, including work launched in
 another step. At the edges of a trace, work may be missing: the last step ends with its last kernel, and the trace does
-not contain work that was launched before it began and runs in the first step.
+not contain work that was launched before the trace began and runs in the first step.
 
 Light recording gives fewer parts:
 
@@ -65,8 +65,8 @@ class StepSplit:
     parts: tuple[tuple[Spans, ...], ...]
     """spans of each part, in the order of the fields of `Breakdown`"""
     is_whole: bool = True
-    """False if the trace starts or ends in the middle of the step, so that its duration cannot be compared with other
-    steps
+    """False if the trace starts or ends in the middle of the step; its duration then cannot be compared with that of
+    other steps
     """
 
     @property

@@ -102,7 +102,7 @@ def profiler_cost(ranks: Iterable[RankReport], usual_steps: Collection[int]) -> 
     """Return by how much profiled steps of an accelerator are longer than other steps, in ns, on the rank with the
     smallest difference; ``None`` if no step ran without the profiler.
 
-    Durations of other steps are host times. If they are too short because the host runs ahead, the accelerator does
+    Durations of other steps are host times. They are too short if the host runs ahead, but then the accelerator would
     not wait for the host without the profiler.
     """
     costs = []
@@ -115,7 +115,7 @@ def profiler_cost(ranks: Iterable[RankReport], usual_steps: Collection[int]) -> 
 
 
 def profiled_ratio(ranks: Sequence[RankReport], usual_ns: int | None) -> float:
-    """Return how many times as long as other steps profiled steps take, on the rank with the smallest difference.
+    """Return the duration of profiled steps divided by that of other steps, on the rank with the smallest difference.
 
     `usual_ns`: duration of other steps of the run; if it is ``None``, the unrecorded steps of each rank are used.
     Returns 1 if profiled steps are not longer, if the difference may be due to chance, or if it is unknown.
@@ -179,7 +179,7 @@ def _step_report(
 def _torch_times(
     trace: Trace, recorded: dict[int, RecordedStep], number: int, modules: Sequence[DdpModule]
 ) -> TorchTimes | None:
-    """Return the step's times together with DDP's own, which are in the next step's record; ``None`` if unknown."""
+    """Return the step's times and DDP's own times, which are in the next step's record; ``None`` if unknown."""
     step, following = recorded.get(number), recorded.get(number + 1)
     if step is None or following is None or len(modules) != 1:
         return None

@@ -21,7 +21,7 @@ class Overlap:
 
     compute_ns: Annotated[int, Number("computation")]
     comm_ns: Annotated[int, Number("communication")]
-    overlap_ns: Annotated[int, Number("both computation and communication")]
+    overlap_ns: Annotated[int, Number("computation and communication at the same time")]
     exposed_ns: Annotated[int, Number("communication without computation")]
     copy_ns: int
     num_comm_kernels: int

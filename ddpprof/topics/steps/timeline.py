@@ -148,7 +148,7 @@ class RankTimeline:
     numbers: tuple[int, ...]
     """numbers of the rank's steps"""
     steps: Sequence[StepTimeline]
-    """timelines of the steps; each is created when it is accessed, because all of them may not fit into memory"""
+    """timelines of the steps; each is created when it is accessed, because they may not all fit into memory"""
 
 
 class StepsToDraw(Sequence[StepTimeline]):
@@ -284,8 +284,8 @@ def _is_on(clock: CommonClock | None, rank: int) -> bool:
 def _set_beside(ranks: Sequence[DrawnRank], clock: CommonClock | None) -> dict[int, int]:
     """Return an additional shift of each rank's times, in ns; 0 for ranks on the common clock.
 
-    Ranks of a job run at the same time. If a host's clock contradicts this, the rank is shifted so that its first step
-    in common with the first rank begins at the same time.
+    Ranks of a job run at the same time. If a host's clock contradicts this, the rank is shifted so that the first step
+    that it shares with the first rank begins at the same time on both.
     """
     moves, first, until = dict.fromkeys((one.rank for one in ranks), 0), None, 0
     for one in sorted(ranks, key=lambda one: not _is_on(clock, one.rank)):

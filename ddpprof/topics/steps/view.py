@@ -334,7 +334,7 @@ def unusual_steps_line(report: ReportView) -> Iterable[Section]:
 
 
 def _against_the_whole_run(report: ReportView) -> tuple[float, int]:
-    """Return the ratio of profiled steps to the usual step of the whole run, and the latter in ns; 0 if unknown."""
+    """Return the ratio of profiled steps to the whole run's usual step, and the usual step in ns; 0 if unknown."""
     run = report[WHOLE_RUN]
     usual_ns = run.usual_step_ns if run is not None else None
     if run is None or run.shown is None or usual_ns is None:

@@ -107,7 +107,7 @@ def test_one_long_call_could_be_sent_earlier() -> None:
     (finding,) = beside("rpc", (calling(*calls, sync=1, waited=30 * MS, longest=30 * MS),))
     assert (finding.rule, finding.gain_ns) == ("long-rpc", 30 * MS)
     assert finding.title == "Rank 0 blocks until ps answers an RPC"
-    assert finding.evidence.startswith("one synchronous call of lookup takes 30.0 ms per step")
+    assert finding.evidence.startswith("one synchronous call to lookup takes 30.0 ms per step")
 
 
 def test_of_calls_in_a_row_the_longest_is_left() -> None:

@@ -61,7 +61,7 @@ def test_what_may_be_noise_stands_last_and_advises_nothing(shown: object) -> Non
 def test_where_all_may_be_noise_that_is_said(shown: object) -> None:
     assert callable(shown)
     text = shown(report(findings=(NOISE,)))
-    assert "No finding is beyond noise." in text
+    assert "No finding exceeds the noise." in text
     assert "→" not in text
 
 
@@ -191,7 +191,7 @@ HOOK = Change(ChangeKind.COMM_HOOK, {"fp16_compress_hook": True}, "the hook", is
             id="what-was-predicted",
         ),
         pytest.param((BOUND,), {}, "Use ddpprof tune to measure it.", id="nothing-leads-without-a-prediction"),
-        pytest.param((replace(CERTAIN, is_noise=True),), {}, f"No finding is beyond noise. {OWN}", id="noise"),
+        pytest.param((replace(CERTAIN, is_noise=True),), {}, f"No finding exceeds the noise. {OWN}", id="noise"),
         pytest.param(
             (replace(CERTAIN, is_noise=True, gain_ns=9_000_000, longer_recording="--steps 50"),),
             {},
