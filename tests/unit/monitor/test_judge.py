@@ -462,8 +462,8 @@ def test_a_rank_that_skipped_a_backward_pass_and_died_in_an_evaluation() -> None
     skipped = died(with_skipped(rank(1, num_passes=10)), exit_code=-6)
     assert skipped.record is not None
     skipped = replace(skipped, record=replace_struct(skipped.record, ended_in="all_reduce"))
-    lost = died(rank(0, activity=Activity.BACKWARD), "failed: RuntimeError: Connection closed by peer")
-    killed = died(rank(2, activity=Activity.BACKWARD), exit_code=-15)
+    lost = died(rank(0, activity=Activity.BACKWARD, num_passes=11), "failed: RuntimeError: Connection closed by peer")
+    killed = died(rank(2, activity=Activity.BACKWARD, num_passes=11), exit_code=-15)
     verdict = judge([lost, skipped, killed])
     assert (verdict.fault, verdict.rank, verdict.has_failed) == (Fault.FEWER_PASSES, 1, True)
 
