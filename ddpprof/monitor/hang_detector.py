@@ -404,7 +404,7 @@ def pause_limit_s(one: RankEvidence) -> float:
         return _ON_PURPOSE_S if flags & StepFlag.EVALUATED or evaluates else _WORKS_S
     if one.facts.saves_in_thread and is_at_a_lock(one.stack) and not awaits_others:
         return _ON_PURPOSE_S
-    if one.wait is Wait.SLEEP and polls(one.stack) and not awaits_others:
+    if one.wait is Wait.SLEEP and polls(one.stack, one.facts.error is not None) and not awaits_others:
         return _POLLS_S
     may_wait = not one.stack or is_at_a_lock(one.stack) or one.identity.device not in (None, "cpu")
     may_wait |= outside_wait(one) is not None

@@ -294,8 +294,11 @@ def place_at_exit(stack: Sequence[Frame]) -> Frame | None:
     return next((frame for frame in reversed(stack) if not frame.file.endswith("/threading.py")), None)
 
 
-def polls(stack: Sequence[Frame]) -> bool:
-    """Return True if the thread is in a ``while`` loop of the innermost user function or a function called by it."""
+def polls(stack: Sequence[Frame], handles_error: bool = False) -> bool:
+    """Return True if the thread is in a ``while`` loop of the innermost user function or a function called by it.
+
+    `handles_error`: whether the thread is handling an exception, as between two tries; then any loop counts.
+    """
     user = next((number for number, frame in enumerate(reversed(stack)) if frame.is_of_user), None)
     if user is None:
         return False
@@ -303,7 +306,7 @@ def polls(stack: Sequence[Frame]) -> bool:
         loop.first <= frame.line <= loop.last
         for frame in stack[len(stack) - 1 - user :]
         for loop in _loops_in(frame.file) or ()
-        if loop.is_while
+        if loop.is_while or handles_error
     )
 
 

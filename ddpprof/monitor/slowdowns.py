@@ -77,20 +77,22 @@ _KINDS = (
 def pauses_in(steps: JobSteps) -> tuple[Pause, ...]:
     """Return the pauses by kind; empty if there is no normal step to compare them with.
 
-    In a step with both a save and an evaluation, the time spent saving counts as saving, and the rest as evaluation.
+    If saving is less than half of the additional time of a step, or if the step also has an evaluation, only the time
+    spent saving counts as saving.
     """
     if not steps.is_usual.any():
         return ()
     normal_ns = int(np.median(steps.length_ns[steps.is_usual]))
     left_ns = np.maximum(steps.length_ns - normal_ns, 0)
     saved, evaluated = ((steps.flags & flag) != 0 for flag in (int(StepFlag.SAVED), int(StepFlag.EVALUATED)))
-    saving_ns = np.max([rank.save_ns for rank in steps.ranks.values()], axis=0)
-    saving_ns = np.where(saved, np.where(evaluated, np.minimum(left_ns, saving_ns), left_ns), 0)
+    saving_ns = np.where(saved, np.max([rank.save_ns for rank in steps.ranks.values()], axis=0), 0)
+    only_saved = saved & ~evaluated & (2 * saving_ns >= left_ns)
+    saving_ns = np.where(only_saved, left_ns, np.minimum(left_ns, saving_ns))
     pauses = []
     if saved.any():
         ranks = tuple(rank for rank, rows in steps.ranks.items() if (rows.flags & int(StepFlag.SAVED)).any())
         pauses.append(Pause(PauseKind.SAVE, int(saved.sum()), int(saving_ns.sum()), ranks=ranks))
-    left_ns, left = left_ns - saving_ns, evaluated | ~saved
+    left_ns, left = left_ns - saving_ns, ~only_saved
     for flag, kind in _KINDS:
         mine = left & ((steps.flags & int(flag)) != 0)
         left &= ~mine
@@ -98,7 +100,7 @@ def pauses_in(steps: JobSteps) -> tuple[Pause, ...]:
             extra_ns = int(left_ns[mine].sum())
             where = _where_longer(steps, mine, extra_ns) if kind is PauseKind.EVALUATION else (None, ())
             pauses.append(Pause(kind, int(mine.sum()), extra_ns, None, *where))
-    long = steps.is_usual & (steps.length_ns > _LONG * normal_ns)
+    long = left & ((steps.flags & ~int(StepFlag.SAVED)) == 0) & (left_ns > (_LONG - 1) * normal_ns)
     if long.any():
         extra_ns, every = int(left_ns[long].sum()), _regular_distance(steps.number[long])
         part, ranks = _where_longer(steps, long, extra_ns)

@@ -383,22 +383,26 @@ def test_what_ranks_wait_for_outside_the_job(
 
 
 @pytest.mark.parametrize(
-    ("script", "until_s"),
+    ("script", "error", "until_s"),
     [
-        pytest.param("while not shard.exists():\n    time.sleep(1)", 60, id="in-a-while-loop"),
-        pytest.param("for step in range(100):\n    time.sleep(1000)", 0, id="in-a-for-loop"),
+        pytest.param("while not shard.exists():\n    time.sleep(1)", None, 60, id="in-a-while-loop"),
+        pytest.param("for step in range(100):\n    time.sleep(1000)", None, 0, id="in-a-for-loop"),
+        pytest.param("for wait_s in (1, 2, 4, 8):\n    time.sleep(wait_s)", "OSError: no route", 60, id="tries-again"),
+        pytest.param("if failed:\n    time.sleep(1000)", "OSError: no route", 0, id="after-an-error"),
     ],
 )
-def test_a_rank_that_looks_for_something_again_and_again(
-    script: str, until_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_rank_that_tries_something_again_and_again(
+    script: str, error: str | None, until_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.py").write_text(script, encoding="utf-8")
     sleeps = Frame(str(tmp_path / "train.py"), 2, "<module>")
-    one = replace(rank(0, sleeps), facts=OverdueFacts(wait=Wait.SLEEP))
+    place = None if error is None else str(sleeps)
+    one = replace(rank(0, sleeps), facts=OverdueFacts(wait=Wait.SLEEP, error=error, error_place=place))
     detector = Job(monkeypatch).detector
     assert detector.standstill([waiting(1), one], overdue(until_s + 6)) is None
     assert (detector.standstill([waiting(1), one], overdue(50)) is not None) is (until_s > 0)
-    assert position_of(one).hint is (Hint.WAITS_OUTSIDE if until_s else None), "which --kill-after never ends"
+    polls = until_s > 0 and error is None
+    assert position_of(one).hint is (Hint.WAITS_OUTSIDE if polls else None), "which --kill-after never ends"
 
 
 def test_it_is_said_that_somebody_debugs_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def test_there_are_no_steps_without_ranks() -> None:
 def test_each_kind_of_pause_is_counted() -> None:
     rows = [
         {},
-        {"other": 101.0, "flags": StepFlag.SAVED},
+        {"other": 31.0, "save": 70.0, "flags": StepFlag.SAVED},
         {},
         {"other": 31.0, "flags": StepFlag.EVALUATED | StepFlag.BEGAN_EPOCH},
         {},
@@ -61,6 +61,18 @@ def test_each_kind_of_pause_is_counted() -> None:
         Pause(PauseKind.EVALUATION, 2, 180 * MS),
         Pause(PauseKind.EPOCH, 1, 10 * MS),
     )
+
+
+def test_what_takes_long_after_a_checkpoint_does_not_count_for_it() -> None:
+    """Such as an upload: at the end of an epoch, and within an epoch."""
+    saves = {"other": 101.0, "save": 10.0, "flags": StepFlag.SAVED}
+    rows = [{}, {**saves, "flags": StepFlag.SAVED | StepFlag.RAN_OUT}, {}, saves, {}]
+    steps = common_steps({0: steps_of(rows)})
+    assert steps is not None
+    saving, epoch, unknown = pauses_in(steps)
+    assert saving == Pause(PauseKind.SAVE, 2, 20 * MS, ranks=(0,))
+    assert epoch == Pause(PauseKind.EPOCH, 1, 100 * MS)
+    assert (unknown.kind, unknown.num_steps, unknown.extra_ns) == (PauseKind.UNKNOWN, 1, 100 * MS)
 
 
 def test_without_normal_steps_nothing_is_known() -> None:
