@@ -224,16 +224,23 @@ def reserved(directory: Path) -> Iterator[None]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as held:
         try:
             held.bind(name)
-            held.listen(0)
+            held.listen(_MOST_QUESTIONS)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise LockedError(_holder_of(name) or "unknown") from error
         yield
 
 
-def is_reserved(directory: Path) -> bool:
-    """Return True if a process on this host has reserved `directory`."""
-    return _holder_of(_reserved_name(directory)) is not None
+_MOST_QUESTIONS = 4096
+"""number of times that other processes can ask for the PID of the process that has reserved a directory"""
+
+
+def holder_of(directory: Path) -> str | None:
+    """Return the PID of the process on this host that has reserved `directory`, or ``None`` if there is none.
+
+    The PID is ``"unknown"`` if processes have asked for it too often.
+    """
+    return _holder_of(_reserved_name(directory))
 
 
 def _reserved_name(directory: Path) -> str:
@@ -247,7 +254,7 @@ def _holder_of(name: str) -> str | None:
         asking.setblocking(False)
         try:
             asking.connect(name)
-        except BlockingIOError:  # other processes are connecting at the same time
+        except BlockingIOError:  # the queue of connections, which are never accepted, is full
             return "unknown"
         except OSError:
             return None

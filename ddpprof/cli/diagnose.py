@@ -49,11 +49,12 @@ def run_diagnose(options: argparse.Namespace) -> int:
     from ddpprof import rundir
     from ddpprof.monitor.evidence import dump_stacks, gather
     from ddpprof.monitor.hang_detector import examine
-    from ddpprof.monitor.overview import STARTING, is_starting
+    from ddpprof.monitor.overview import why_starting
 
     run: Path = options.run_directory
-    if is_starting(run):
-        return _say_well(f"{STARTING.format(run)} Try again in a few seconds.", options.format)
+    starting = why_starting(run)
+    if starting is not None:
+        return _say_well(starting, options.format)
     has_failed_early = not rundir.is_run(run) and (run / rundir.EXITS_FILE).is_file()
     if not rundir.is_run(run) and run.is_dir() and not has_failed_early:
         return _judge_dumps(run, options.format)
@@ -133,6 +134,7 @@ def _why_well(seen: Examination, run: Path) -> str:
 
 def _how_it_ended(evidence: Sequence[RankEvidence]) -> str:
     from ddpprof.model.pulse import Ended
+    from ddpprof.monitor.judge import judge_end
     from ddpprof.monitor.whole_run import nonfinite_steps
     from ddpprof.topics.losses import nonfinite_finding
 
@@ -144,6 +146,9 @@ def _how_it_ended(evidence: Sequence[RankEvidence]) -> str:
     loss = nonfinite_finding({one.rank: nonfinite_steps(one.state) for one in evidence})
     if loss is not None:
         return f"training ended without an error, but {loss.title[0].lower()}{loss.title[1:]}"
+    unequal = judge_end(evidence)
+    if unequal is not None:
+        return f"{unequal.title[0].lower()}{unequal.title[1:]}: {unequal.evidence}. {unequal.advice.removesuffix('.')}"
     return "training ended successfully"
 
 

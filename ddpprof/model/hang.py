@@ -5,6 +5,7 @@ The verdict is stored in ``hang.json``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 from msgspec import Struct
@@ -12,6 +13,8 @@ from msgspec import Struct
 from ddpprof.model.json_files import Count, Int64
 
 VERDICT_FORMAT = 1
+LONG_START_S = 60.0
+"""seconds after which the start of a job is reported as long"""
 
 
 class Fault(StrEnum):
@@ -164,3 +167,14 @@ class Standstill(Struct, frozen=True):
     """time without progress after which ddpprof reports a hang; ``None`` if it never does; 0 if it reports the
     hang at once, because the rank waits for nothing outside the job
     """
+
+
+class StartingJob(Struct, frozen=True):
+    """A job of which no rank has begun to train."""
+
+    seconds: float
+    """time since the launcher started"""
+    ranks: Mapping[int, int]
+    """rank → PID, for processes on this host with the environment variable ``RANK``"""
+    world_size: int | None = None
+    """value of ``WORLD_SIZE`` in these processes; ``None`` if it is not set"""

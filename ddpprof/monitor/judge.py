@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
+from ddpprof.engine.finding import Finding
 from ddpprof.model import UNKNOWN, ProcessExit, Record
 from ddpprof.model.hang import Fault, Hint, Verdict
 from ddpprof.model.overdue import collective_of
@@ -52,7 +53,7 @@ from ddpprof.monitor.verdicts import (
     without_gradient,
 )
 from ddpprof.topics.failure import find_failure, rank_end
-from ddpprof.topics.hangs import Passes, find_skipped_pass
+from ddpprof.topics.hangs import Passes, find_skipped_pass, unequal_passes
 from ddpprof.words import ranks_in_words
 
 _WORST_FIRST = (
@@ -417,6 +418,16 @@ RULES: tuple[Callable[[Table], Verdict | None], ...] = (
 """rules in the order in which they are tried; if none applies, all ranks wait at the same place, so the network is at
 fault
 """
+
+
+def judge_end(evidence: Sequence[RankEvidence]) -> Finding | None:
+    """Return a finding if all ranks ended without an error, but after different numbers of backward passes."""
+    records = [one.record for one in evidence if one.record is not None]
+    if any(one.joins or one.group_ranks is not None for one in records):
+        return None
+    return unequal_passes(
+        {one.rank: Passes(one.state.num_passes, one.state.ended == Ended.FINISHED) for one in evidence}
+    )
 
 
 _EXIT_S = 8.0

@@ -17,6 +17,7 @@ from ddpprof.model.pulse import Ended, Pulse
 from ddpprof.model.whole_run import StepSlowdown
 from ddpprof.monitor.evidence import dump_stacks, gather
 from ddpprof.monitor.hang_detector import HangDetector, examine
+from ddpprof.monitor.judge import judge_end
 from ddpprof.monitor.pulse_files import (
     PulseHead,
     is_gone,
@@ -184,6 +185,20 @@ class LossLook:
         found = nonfinite_finding(ranks, is_over=is_over, learning_rates=rates)
         if found is not None:
             self._told_of = directory
+            self._say(f"{found.title}: {found.evidence}. {found.advice}")
+
+
+class EndLook:
+    """Reports, when the job has ended, that its ranks ended without an error but after different numbers of passes."""
+
+    every_s = 3600.0
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+
+    def at(self, directory: Path, _missed_s: float, is_over: bool) -> None:
+        found = judge_end(gather(directory)) if is_over else None
+        if found is not None:
             self._say(f"{found.title}: {found.evidence}. {found.advice}")
 
 

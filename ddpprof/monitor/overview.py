@@ -17,9 +17,11 @@ import numpy as np
 
 from ddpprof import own_files, rundir
 from ddpprof.errors import DdpprofError, NotARun
+from ddpprof.model.hang import StartingJob
 from ddpprof.model.pulse import Activity, Ended, Pulse, PulseSteps, PulseSummaries, activity_word
 from ddpprof.model.tables import UNKNOWN, Int64Column, rows_of
 from ddpprof.model.whole_run import NonfiniteSteps
+from ddpprof.monitor.processes import start_line, starting_job
 from ddpprof.monitor.pulse_files import PulseHead, is_gone, is_silent, last_sign_ns, read_head, read_pulse
 from ddpprof.monitor.whole_run import history, nonfinite_steps, usual_length_ns
 from ddpprof.words import clauses
@@ -251,18 +253,20 @@ class Overview:
         return all(one.standing.is_over for one in self.ranks)
 
 
-def is_starting(path: Path) -> bool:
-    return not rundir.is_run(path) and not rundir.repeated_runs_in(path) and own_files.is_reserved(path)
+def why_starting(path: Path) -> str | None:
+    """Return a message if a job that will write to `path` has been started, and no rank is training yet."""
+    holder = None if rundir.is_run(path) or rundir.repeated_runs_in(path) else own_files.holder_of(path)
+    if holder is None:
+        return None
+    job = starting_job(int(holder)) if holder.isdigit() else StartingJob(0.0, {})
+    return f"the job that records into {path} is starting: {start_line(job)}"
 
 
 def refuse_starting(path: Path) -> None:
     """Raise `DdpprofError` if a job that writes to `path` has just been started, and no rank is training yet."""
-    if is_starting(path):
-        raise DdpprofError(f"{STARTING.format(path)} Try again in a few seconds.")
-
-
-STARTING = "the job that records into {} is starting: no rank is training yet."
-"""message if the path is a directory in which a job will soon create a run"""
+    why = why_starting(path)
+    if why is not None:
+        raise DdpprofError(why)
 
 
 def find_pulses(path: Path) -> Path:

@@ -15,7 +15,9 @@ from pathlib import Path
 
 from ddpprof.child_processes import children, descendants
 from ddpprof.linux_files import OF_MACHINE, is_frozen, number_in, stat_of
+from ddpprof.model.hang import LONG_START_S, StartingJob
 from ddpprof.model.overdue import Wait
+from ddpprof.words import ranks_in_words
 
 _CALLS_ON_FILES = {"x86_64": {0, 1, 17, 18, 19, 20}, "aarch64": {63, 64, 65, 66, 67, 68}}
 """for each machine type: numbers of the system calls read and write, and of their variants"""
@@ -180,6 +182,52 @@ def look_at(pid: int, thread: int | None = None) -> Process | None:
 def workers_of(pid: int) -> list[Process]:
     """Return the living children of a process, such as data loader workers."""
     return [found for child in children(pid) if (found := look_at(child)) is not None]
+
+
+def starting_job(launcher: int) -> StartingJob:
+    """Describe the processes that `launcher` has started on this host, and of which none has begun to train."""
+    ranks, sizes = dict[int, int](), set[int]()
+    for pid in sorted(descendants(launcher)):
+        given = _numbers_in_environment(pid)
+        if "RANK" in given:
+            ranks.setdefault(given["RANK"], pid)
+            sizes |= {given["WORLD_SIZE"]} if "WORLD_SIZE" in given else set()
+    started_ns = _started_ns(launcher)
+    seconds = 0.0 if started_ns is None else (time.time_ns() - started_ns) / 1e9
+    return StartingJob(seconds, dict(sorted(ranks.items())), max(sizes, default=None))
+
+
+def start_line(job: StartingJob) -> str:
+    """Return a line about a job of which no rank has begun to train: which ranks have started, and which have not."""
+    if job.seconds < LONG_START_S:
+        return "no rank is training yet. Try again in a few seconds."
+    said = f"no rank has begun to train within {job.seconds:.0f} s. "
+    if job.ranks:
+        named = ", ".join(f"rank {rank} (process {pid})" for rank, pid in list(job.ranks.items())[:_MOST_STARTED])
+        more = f" and {len(job.ranks) - _MOST_STARTED} more" if len(job.ranks) > _MOST_STARTED else ""
+        said += f"Started on this host: {named}{more}. "
+    left = sorted(set(range(min(job.world_size or 0, _MOST_RANKS))) - job.ranks.keys()) if job.ranks else []
+    if left:
+        said += (
+            f"WORLD_SIZE is {job.world_size}, so all of these ranks wait for {ranks_in_words(left)}: start "
+            f"{'it' if len(left) == 1 else 'them'}, on this or another host, or correct WORLD_SIZE. "
+        )
+    pid = next(iter(job.ranks.values()), "PID")
+    return f"{said}To find out where a process waits: py-spy dump --pid {pid}"
+
+
+_MOST_STARTED = 8
+_MOST_RANKS = 1 << 16
+
+
+def _numbers_in_environment(pid: int) -> dict[str, int]:
+    """Return the environment variables of a process that contain a number."""
+    with suppress(OSError):
+        return {name.decode(): int(value) for name, value in _NUMBER.findall(Path(f"/proc/{pid}/environ").read_bytes())}
+    return {}
+
+
+_NUMBER = re.compile(rb"(?:^|\0)(\w+)=(\d{1,9})(?=\0|$)")
 
 
 def holder_of_lock(pid: int, locks: Path = Path("/proc/locks")) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ddpprof import rundir
+from ddpprof.model.hang import LONG_START_S
 
 Say = Callable[[str], None]
 
@@ -54,6 +56,7 @@ class RunWatch:
         self._kill_after_s = kill_after_s
         self._dumps_stacks = dumps_stacks
         self._names_top = names_top
+        self._tells_of_start, self._began_s = True, _now_s()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ddpprof-watch", daemon=True)
 
@@ -81,6 +84,7 @@ class RunWatch:
             with failures.counted():
                 directory = self._directory()
                 if directory is None:
+                    self._tell_of_start()
                     continue
                 self._name_top(directory)
             if failures.in_a_row:
@@ -97,13 +101,22 @@ class RunWatch:
 
     def _looks(self) -> tuple[Look, ...]:
         """Return all checks. Their modules are imported in this thread, so that the import does not delay the job."""
-        from ddpprof.monitor.looks import HangLook, LossLook, SlowdownLook
+        from ddpprof.monitor.looks import EndLook, HangLook, LossLook, SlowdownLook
 
         return (
             HangLook(self._say, self._kill_after_s, self._dumps_stacks),
             SlowdownLook(self._say),
             LossLook(self._say),
+            EndLook(self._say),
         )
+
+    def _tell_of_start(self) -> None:
+        """Report once that no rank has begun to train for a long time, and which ranks have started on this host."""
+        if self._tells_of_start and _now_s() - self._began_s > LONG_START_S:
+            from ddpprof.monitor.processes import start_line, starting_job
+
+            self._tells_of_start = False
+            self._say(start_line(starting_job(os.getpid())))
 
     def _name_top(self, directory: Path) -> None:
         """Print the location of the run once, as soon as its ranks can be shown."""

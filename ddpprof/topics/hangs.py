@@ -9,7 +9,7 @@ a script may compute a loss to log it, or repeat a forward pass that failed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from typing import NamedTuple
 
@@ -57,6 +57,32 @@ def find_skipped_pass(ranks: Mapping[int, Passes]) -> SkippedPass | None:
     return max(found, key=lambda one: one.num_passes, default=None)
 
 
+def unequal_passes(ranks: Mapping[int, Passes]) -> Finding | None:
+    """Report ranks that all ended without an error, but after different numbers of backward passes.
+
+    Ranks of one group can do so only within ``join()``, or if the script catches an error, as when a peer has left.
+    """
+    if len(ranks) < 2 or not all(one.has_finished for one in ranks.values()):
+        return None
+    fewest, most = (choose(ranks, key=lambda rank: ranks[rank].num_backward) for choose in (min, max))
+    left_out = ranks[most].num_backward - ranks[fewest].num_backward
+    if not left_out:
+        return None
+    return Finding(
+        "unequal-passes",
+        f"Training ended without an error, but rank {fewest} ran {left_out:,} backward pass"
+        f"{'' if left_out == 1 else 'es'} fewer than rank {most}",
+        f"rank {fewest} began {ranks[fewest].num_backward:,} backward passes, and rank {most} began "
+        f"{ranks[most].num_backward:,}",
+        "Check whether the script catches an exception on one of these ranks and then ends normally, for example after "
+        "a damaged sample or a lost connection. Its log and the exception's message show the cause.",
+        None,
+        is_correctness=True,
+        comes_first=True,
+        numbers=only_known(num_passes=left_out),
+    )
+
+
 _LONG_S = 2 * 3600.0
 """timeouts of at least this length are reported; PyTorch's defaults are 10 minutes for NCCL and 30 minutes for other
 backends
@@ -67,6 +93,7 @@ backends
 class HangRisks:
     """Conditions that may make the job hang."""
 
+    passes: Mapping[int, Passes] = field(default_factory=dict)
     skipped: SkippedPass | None = None
     """the rank that skipped a backward pass, if there is one"""
     of_some_ranks: tuple[CollectiveOfSomeRanks, ...] = ()
@@ -81,6 +108,7 @@ def _of_run(view: View) -> HangRisks:
         for one in watched
     }
     return HangRisks(
+        passes=passes,
         skipped=find_skipped_pass(passes),
         of_some_ranks=next((one.of_some_ranks for one in records), ()),
         timeout_s=max((one.timeout_s for one in records if one.timeout_s), default=None),
@@ -162,6 +190,13 @@ ZERO_LOSS = "backward() on a loss of zero, such as 0 * output.sum()"
 SKIP_TOGETHER = f"Skip a batch on all ranks together: all-reduce a flag before backward(), or call {ZERO_LOSS}."
 
 
+def ended_unequally(risks: HangRisks, view: View) -> Iterator[Finding]:
+    """Report ranks that ended after different numbers of backward passes, unless the cause is known."""
+    found = unequal_passes(risks.passes)
+    if found is not None and risks.skipped is None and not view.joins and view.is_one_group:
+        yield found
+
+
 def collective_of_some_ranks(risks: HangRisks, view: View) -> Iterator[Finding]:
     """Report a collective that the script calls only on some ranks."""
     if (view.world_size or 1) < 2:
@@ -194,5 +229,7 @@ def long_timeout(risks: HangRisks, view: View) -> Iterator[Finding]:
 
 
 HANGS: Topic[None, HangRisks] = Topic(
-    "hangs", rules=(skipped_backward, unequal_batches, collective_of_some_ranks, long_timeout), of_run=_of_run
+    "hangs",
+    rules=(skipped_backward, ended_unequally, unequal_batches, collective_of_some_ranks, long_timeout),
+    of_run=_of_run,
 )

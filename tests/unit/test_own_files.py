@@ -151,6 +151,7 @@ def test_a_second_job_into_one_folder_is_refused_before_it_starts(
     script = tmp_path / "train.py"
     script.touch()
     with own_files.reserved(tmp_path / "run"):
+        assert {own_files.holder_of(tmp_path / "run") for _ in range(3)} == {str(os.getpid())}
         assert main([command, "--out", str(tmp_path / "run"), str(script)]) == 2
     said = capsys.readouterr().err
     assert f"another ddpprof process ({os.getpid()}) is recording into {tmp_path / 'run'}" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,8 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from processes import wait_until
 
-from ddpprof.monitor.processes import look_at, workers_of
+from ddpprof.child_processes import descendants
+from ddpprof.monitor.processes import look_at, starting_job, workers_of
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="this system has no /proc")
 
@@ -58,3 +61,20 @@ def test_a_process_that_has_ended(sleeper: int) -> None:
     os.kill(sleeper, 9)
     os.waitid(os.P_PID, sleeper, os.WEXITED | os.WNOWAIT)  # it is dead, and nobody has asked how
     assert look_at(sleeper) is None
+
+
+def test_the_ranks_of_a_job_that_is_starting() -> None:
+    """Two of three ranks; each runs in a shell of its own."""
+    command = ["sh", "-c", "RANK=1 sleep 60 & RANK=0 sleep 60 & wait"]
+    environment = {**os.environ, "WORLD_SIZE": "3"}
+    environment.pop("RANK", None)
+    with subprocess.Popen(command, env=environment, start_new_session=True) as shell:
+        try:
+            wait_until(lambda: len(starting_job(shell.pid).ranks) == 2, "two ranks")
+            job = starting_job(shell.pid)
+            assert [*job.ranks] == [0, 1]
+            assert set(job.ranks.values()) == set(descendants(shell.pid))
+            assert job.world_size == 3
+            assert 0 <= job.seconds < 60
+        finally:
+            os.killpg(shell.pid, signal.SIGKILL)

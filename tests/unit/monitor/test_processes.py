@@ -10,11 +10,45 @@ from types import SimpleNamespace
 
 import pytest
 
+from ddpprof.model.hang import StartingJob
 from ddpprof.model.overdue import Wait
 from ddpprof.monitor import processes
-from ddpprof.monitor.processes import holder_of_lock, look_at, num_swapped_in, wait_of
+from ddpprof.monitor.processes import holder_of_lock, look_at, num_swapped_in, start_line, wait_of
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="this system has no /proc")
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        pytest.param(StartingJob(12.0, {0: 5}, 2), "no rank is training yet. Try again in a few seconds.", id="short"),
+        pytest.param(
+            StartingJob(61.0, {0: 5, 1: 6}, 3),
+            "no rank has begun to train within 61 s. Started on this host: rank 0 (process 5), rank 1 (process 6). "
+            "WORLD_SIZE is 3, so all of these ranks wait for rank 2: start it, on this or another host, or correct "
+            "WORLD_SIZE. To find out where a process waits: py-spy dump --pid 5",
+            id="missing",
+        ),
+        pytest.param(
+            StartingJob(61.0, {0: 5}, 1),
+            "no rank has begun to train within 61 s. Started on this host: rank 0 (process 5). To find out where a "
+            "process waits: py-spy dump --pid 5",
+            id="complete",
+        ),
+        pytest.param(
+            StartingJob(61.0, {}),
+            "no rank has begun to train within 61 s. To find out where a process waits: py-spy dump --pid PID",
+            id="unknown",
+        ),
+    ],
+)
+def test_a_long_start_in_words(job: StartingJob, said: str) -> None:
+    assert start_line(job) == said
+
+
+def test_of_many_ranks_the_first_are_named() -> None:
+    said = start_line(StartingJob(61.0, {rank: 100 + rank for rank in range(10)}, 10))
+    assert "rank 7 (process 107) and 2 more. To find" in said
 
 
 def test_what_the_machine_read_back_from_swap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

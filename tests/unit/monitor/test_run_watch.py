@@ -17,7 +17,7 @@ from ddpprof.model.pulse import Ended
 from ddpprof.model.whole_run import SlowdownCause, StepSlowdown
 from ddpprof.monitor import looks, run_watch
 from ddpprof.monitor.hang_detector import Overdue
-from ddpprof.monitor.looks import HangLook, LossLook, SlowdownLook
+from ddpprof.monitor.looks import EndLook, HangLook, LossLook, SlowdownLook
 from ddpprof.monitor.run_watch import RunWatch
 
 
@@ -236,6 +236,35 @@ def test_a_job_that_waits_for_something_outside_or_whose_training_is_over_is_nev
     for _ in range(3):
         look.at(tmp_path, 0.0, is_over=False)
     assert len(killed) == num_killed
+
+
+def test_a_long_start_is_told_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(run_watch, "_FIRST_LOOK_S", 0.0)
+    monkeypatch.setattr(run_watch, "LONG_START_S", 0.3)
+    monkeypatch.setattr("ddpprof.monitor.processes.LONG_START_S", 0.0)
+    watch = RunWatch(tmp_path, said.append, kill_after_s=None)
+    watch.start()
+    wait_until(lambda: bool(said), "the line")
+    time.sleep(0.3)
+    watch.end()
+    (line,) = said
+    assert line.startswith("no rank has begun to train within ")
+
+
+def test_ranks_that_end_after_different_numbers_of_passes_are_told_at_the_end(tmp_path: Path) -> None:
+    said: list[str] = []
+    look = EndLook(said.append)
+    for rank, num_passes in ((0, 216), (1, 215)):
+        write_pulse(tmp_path, rank, [MadeStep()] * 9, ended=Ended.FINISHED, num_passes=num_passes)
+    look.at(tmp_path, 0.0, is_over=False)
+    assert said == []
+    look.at(tmp_path, 0.0, is_over=True)
+    (line,) = said
+    assert line.startswith(
+        "Training ended without an error, but rank 1 ran 1 backward pass fewer than rank 0: rank 1 began 215 backward "
+        "passes, and rank 0 began 216. Check whether the script catches an exception"
+    )
 
 
 BEGAN = "The loss has been NaN or infinite, first in step 5 on rank 1"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from observations import loader, observed, only
 
 from ddpprof.model import CollectiveOfSomeRanks, Loader
 from ddpprof.report.topics import find_all
 from ddpprof.topics.accumulation import Accumulation
-from ddpprof.topics.hangs import Passes, SkippedPass, find_skipped_pass
+from ddpprof.topics.hangs import Passes, SkippedPass, find_skipped_pass, unequal_passes
 
 WAITS = Passes(120, has_finished=False)
 FINISHED = Passes(120, has_finished=True)
@@ -34,6 +36,33 @@ def test_which_rank_skipped(ranks: list[Passes], found: SkippedPass | None) -> N
 
 
 Loaders = dict[int, tuple[Loader, ...]]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "title"),
+    [
+        pytest.param([FINISHED, SKIPPED], "rank 1 ran 1 backward pass fewer than rank 0", id="one"),
+        pytest.param([Passes(117, True), FINISHED, FINISHED], "rank 0 ran 3 backward passes fewer than rank 1", id="3"),
+        pytest.param([FINISHED, FINISHED], None, id="equal"),
+        pytest.param([WAITS, Passes(119, True)], None, id="one-still-trains"),
+        pytest.param([FINISHED], None, id="alone"),
+    ],
+)
+def test_ranks_that_end_after_different_numbers_of_passes(ranks: list[Passes], title: str | None) -> None:
+    found = unequal_passes(dict(enumerate(ranks)))
+    assert (None if found is None else found.title) == (
+        None if title is None else f"Training ended without an error, but {title}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_reported"),
+    [({}, True), ({"joins": True}, False), ({"group_size": 1}, False), ({"skipped": SkippedPass(1, 60, 1)}, False)],
+)
+def test_the_finding_on_unequal_ends(changes: dict[str, Any], is_reported: bool) -> None:
+    passes = {0: FINISHED, 1: Passes(119, has_finished=True)}
+    rules = [one.rule for one in find_all(observed(passes=passes, **{"group_size": 2, **changes}))]
+    assert ("unequal-passes" in rules) is is_reported
 
 
 def of_lengths(*lengths: int | None) -> Loaders:
