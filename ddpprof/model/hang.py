@@ -84,6 +84,8 @@ class Hint(StrEnum):
     """the rank is still in the backward pass in which it has skipped a reduction"""
     EXTRA_PASS = "extra-pass"  # noqa: S105 (not a password)
     """the rank has begun more backward passes than another rank, but has finished fewer steps"""
+    WORKER_AT_LOCK = "worker-at-lock"
+    """a `DataLoader` worker of the rank waits for a lock"""
     LATE_FOR_BARRIER = "late-for-barrier"
     """the error of ``monitored_barrier()`` on other ranks names this rank"""
     WAITS_FOR_INPUT = "waits-for-input"

@@ -307,8 +307,9 @@ def _ended_at(evidence: RankEvidence) -> int:
 
 
 def _are_by_themselves(table: Table) -> bool:
-    """Return True if all ranks of the job are known to be in the script's own code."""
+    """Return True if all ranks of the job are known to be in the script's own code, or to wait for their batches."""
     are_free = all(one.fault in (Fault.OWN_CODE, Fault.LOCK) for one in table)
+    are_free |= all(one.fault is Fault.LOADER for one in table)
     return are_free and are_all_on_cpu([one.evidence for one in table])
 
 

@@ -28,10 +28,10 @@ from ddpprof.monitor.pulse_files import (
     write_verdict,
 )
 from ddpprof.monitor.slowdowns import SlowdownWatch, common_steps, with_pauses, world_size_of
-from ddpprof.monitor.whole_run import nonfinite_steps
+from ddpprof.monitor.whole_run import history, nonfinite_steps, stretches
 from ddpprof.topics.hang_words import standstill_line, verdict_lines
 from ddpprof.topics.losses import nonfinite_finding
-from ddpprof.topics.whole_run import slowdown_sentence
+from ddpprof.topics.whole_run import growth_of, slowdown_sentence
 
 Say = Callable[[str], None]
 
@@ -186,6 +186,37 @@ class LossLook:
         if found is not None:
             self._told_of = directory
             self._say(f"{found.title}: {found.evidence}. {found.advice}")
+
+
+class GrowthLook:
+    """Reports that steps become longer and longer, so slowly that no single step is the beginning of a slowdown."""
+
+    every_s = 20.0
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._told: dict[Path, int] = {}
+        """directory of an attempt → step time that was reported last, in ns"""
+
+    def at(self, directory: Path, _missed_s: float, is_over: bool) -> None:
+        """Report steps that take twice as long as at the start, and again when their length has doubled since."""
+        pulses = {} if is_over else read_pulses(directory)
+        if not pulses:
+            return
+        rows = history(pulses[min(pulses)])
+        ranges = [one for one in stretches(rows, _NUM_RANGES) if 2 * one.num_flagged <= one.num_steps]
+        growth = growth_of(ranges)
+        if growth is None or ranges[-1].end_ns - ranges[0].start_ns < _LONG_GROWTH_S * 1e9:
+            return
+        if growth.last_ns >= _MUCH_GROWN * self._told.get(directory, growth.first_ns):
+            self._told[directory] = growth.last_ns
+            self._say(growth.sentence("now"))
+
+
+_NUM_RANGES = 10
+_LONG_GROWTH_S = 30.0
+"""growing steps are reported if the run has lasted for this many seconds"""
+_MUCH_GROWN = 2.0
 
 
 class EndLook:

@@ -18,6 +18,7 @@ from ddpprof.model.hang import Fault, Hint
 from ddpprof.model.overdue import Call, Frame, Wait, collective_of, is_of_ddp, is_of_peers, place_of_user
 from ddpprof.model.pulse import Activity, Ended, StepFlag
 from ddpprof.monitor.evidence import RankEvidence
+from ddpprof.words import listed
 
 REDUCER = "the reducer"
 OUTSIDE = {
@@ -154,7 +155,10 @@ def _error_in_flight(one: RankEvidence) -> str | None:
 
 
 def _loads(one: RankEvidence) -> Position | None:
-    return Position(one, None, Fault.LOADER, _workers(one)) if one.state.activity == Activity.DATA else None
+    if one.state.activity != Activity.DATA:
+        return None
+    hint = Hint.WORKER_AT_LOCK if any(worker.wait is Wait.LOCK for worker in one.workers) else None
+    return Position(one, None, Fault.LOADER, _workers(one), hint)
 
 
 def _waits_for_disk(one: RankEvidence) -> Position | None:
@@ -217,10 +221,12 @@ def _workers(evidence: RankEvidence) -> str | None:
     held = [f"process {one.pid} is {_STATES[one.state]}" for one in evidence.workers if one.state in _STATES]
     if held:
         return f"of its workers, {', '.join(held[:4])}"
+    locked = [one.pid for one in evidence.workers if one.wait is Wait.LOCK]
+    if locked:
+        return f"its {'worker waits' if len(locked) == 1 else 'workers wait'} for a lock: {listed(locked, 4)}"
     if not evidence.workers:
         return "it has no workers, so the training process loads the data itself"
-    listed = ", ".join(str(one.pid) for one in evidence.workers[:4])
-    return f"its workers are alive: {listed}{' …' if len(evidence.workers) > 4 else ''}"
+    return f"its workers are alive: {listed([one.pid for one in evidence.workers], 4)}"
 
 
 _STATES = {"T": "stopped", "t": "held by a debugger", "D": "waiting for a disk"}

@@ -101,11 +101,12 @@ class RunWatch:
 
     def _looks(self) -> tuple[Look, ...]:
         """Return all checks. Their modules are imported in this thread, so that the import does not delay the job."""
-        from ddpprof.monitor.looks import EndLook, HangLook, LossLook, SlowdownLook
+        from ddpprof.monitor.looks import EndLook, GrowthLook, HangLook, LossLook, SlowdownLook
 
         return (
             HangLook(self._say, self._kill_after_s, self._dumps_stacks),
             SlowdownLook(self._say),
+            GrowthLook(self._say),
             LossLook(self._say),
             EndLook(self._say),
         )

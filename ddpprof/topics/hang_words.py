@@ -130,6 +130,10 @@ _DO_BY_HINT = {
     Hint.EXTRA_PASS: """
         Every rank must run the same number of backward passes: look for more batches on that rank (use a
         DistributedSampler), and for a second backward() or step that depends on the rank or its batch.""",
+    Hint.WORKER_AT_LOCK: """
+        Find the lock: py-spy dump --pid PID of a worker. A lock that a thread held at the moment at which the worker
+        was forked is never released in the worker: create locks and threads in the workers, or pass
+        multiprocessing_context="forkserver" to the DataLoader.""",
     Hint.LATE_FOR_BARRIER: """
         Find out what that rank was doing in the meantime: the monitored_barrier() of the other ranks timed out waiting
         for it.""",

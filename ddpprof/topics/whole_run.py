@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import combinations
 from typing import Any
@@ -115,14 +116,14 @@ def _at_first_and_last(run: WholeRun) -> str:
 def _growth(run: WholeRun) -> list[str]:
     """Return a phrase about the largest memory growth of a process, excluding ddpprof's own memory; empty if small."""
     grown = [
-        (one.memory_growth_bytes, one.first_memory_bytes)
+        (one.memory_growth_bytes, one.first_memory_bytes, one.rank)
         for one in run.ranks
         if one.first_memory_bytes and one.memory_growth_bytes is not None
     ]
     if not grown:
         return []
-    gained, first = max(grown)
-    return [f"memory of a process grew by {gained / 1e6:.0f} MB"] if gained > _SMALL_GROWTH * first else []
+    gained, first, rank = max(grown)
+    return [f"the memory of rank {rank} grew by {gained / 1e6:.0f} MB"] if gained > _SMALL_GROWTH * first else []
 
 
 def whole_run_tables(run: WholeRun, report: ReportView) -> Iterable[Section]:
@@ -435,40 +436,78 @@ def _keep_workers(view: View) -> Change | None:
     return None if restarted is None else loader_change(view.framework, restarted.num_workers, persistent=True)
 
 
-def growing_steps(run: WholeRun, view: View) -> Iterator[Finding]:
-    """Report steps that become longer and longer over the run, because something may grow with the number of steps."""
-    stretches = run.usual_stretches
-    if len(stretches) < _LEAST_STRETCHES or run.steps is None:
-        return
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Steps that become longer and longer."""
+
+    first_ns: int
+    last_ns: int
+    """median step times in the first and in the last range of steps"""
+    num_steps: int
+    part: str
+    """part of the step that grows most, as text"""
+    part_ns: int
+    """how much longer this part takes in the last range than in the first, per step"""
+
+    def sentence(self, until: str = "at the end") -> str:
+        return (
+            f"Steps become longer and longer: {in_ms(self.first_ns)} at the start, {in_ms(self.last_ns)} {until}, "
+            f"mostly because of {self.part} (+{in_ms(self.part_ns)})"
+        )
+
+
+def growth_of(stretches: Sequence[Stretch]) -> Growth | None:
+    """Return how step times grow over ranges of steps; ``None`` if they do not, or if there are too few steps."""
+    num_steps = sum(one.num_steps for one in stretches)
+    if len(stretches) < _LEAST_STRETCHES or num_steps < LEAST_STEPS * 2:
+        return None
     first, last = stretches[0], stretches[-1]
     pairs = [later.median_ns > earlier.median_ns for earlier, later in combinations(stretches, 2)]
-    grows = sum(pairs) >= _NEARLY_ALWAYS * len(pairs) and last.median_ns >= _MUCH_LONGER * first.median_ns
-    num_steps = sum(one.num_steps for one in stretches)
-    gain_ns = max(0, run.steps.mean_ns - first.median_ns)
-    if not grows or num_steps < LEAST_STEPS * 2 or not view.worth(gain_ns):
-        return
+    if sum(pairs) < _NEARLY_ALWAYS * len(pairs) or last.median_ns < _MUCH_LONGER * first.median_ns:
+        return None
     at_start, at_end = _parts(first), _parts(last)
     part = max(at_end, key=lambda name: at_end[name] - at_start[name])
+    return Growth(first.median_ns, last.median_ns, num_steps, part, at_end[part] - at_start[part])
+
+
+def growing_steps(run: WholeRun, view: View) -> Iterator[Finding]:
+    """Report steps that become longer and longer over the run, because something may grow with the number of steps."""
+    growth = growth_of(run.usual_stretches)
+    if growth is None or run.steps is None:
+        return
+    gain_ns = max(0, run.steps.mean_ns - growth.first_ns)
+    if not view.worth(gain_ns):
+        return
     memory = "".join(f"; {one}" for one in _growth(run))
     yield Finding(
         "growing-steps",
-        f"Steps become longer and longer: {in_ms(first.median_ns)} at the start, {in_ms(last.median_ns)} at the end",
-        f"medians of {len(stretches)} ranges of {num_steps:,} steps; {part} takes "
-        f"{in_ms(at_end[part] - at_start[part])} longer at the end{memory}",
-        "Find what grows with the number of steps: a list of losses or outputs that keep their graphs (append "
-        "loss.item() or output.detach()), a queue or cache that is never trimmed, hooks that are registered again in "
-        "each step, or a file that is read or written as a whole. The steps may also become longer by design, for "
-        "example because the inputs grow.",
+        growth.sentence(),
+        f"medians of {len(run.usual_stretches)} ranges of {growth.num_steps:,} steps{memory}",
+        _LOADING_GROWS if growth.part == _DATA else _SOMETHING_GROWS,
         gain_ns,
         may_be_meant=True,
-        numbers=only_known(first_ns=first.median_ns, last_ns=last.median_ns, num_steps=num_steps),
+        numbers=only_known(first_ns=growth.first_ns, last_ns=growth.last_ns, num_steps=growth.num_steps),
     )
+
+
+_LOADING_GROWS = (
+    "Find why loading a batch takes longer, the more batches have been loaded: for example, a dataset that reads a "
+    "file from its beginning up to the sample, or a cache that is searched or copied as a whole. The batches may also "
+    "become larger by design."
+)
+_SOMETHING_GROWS = (
+    "Find what grows with the number of steps: a list of losses or outputs that keep their graphs (append loss.item() "
+    "or output.detach()), a queue or cache that is never trimmed, hooks that are registered again in each step, or a "
+    "file that is read or written as a whole. The steps may also become longer by design, for example because the "
+    "inputs grow."
+)
+_DATA = "waiting for data"
 
 
 def _parts(stretch: Stretch) -> dict[str, int]:
     """Return the mean time of each part of a step, in ns. The names are for use in a sentence."""
     parts = {
-        "waiting for data": stretch.data_ns,
+        _DATA: stretch.data_ns,
         "the forward pass": stretch.forward_ns,
         "the backward pass": stretch.backward_ns,
         "the optimizer": stretch.optimizer_ns,
@@ -490,6 +529,8 @@ def uneven_work(run: WholeRun, view: View) -> Iterator[Finding]:
     uneven, steps = run.uneven, run.steps
     if uneven is None or steps is None or (view.cores_per_rank or 1) < (view.num_threads or 1):
         return  # threads wait for cores, which takes different times on the ranks
+    if growth_of(run.usual_stretches) is not None:
+        return  # what grows takes different times on the ranks, too
     share = uneven.lost_ns / steps.mean_ns
     larger = view[INPUT_SIZES] or 0.0
     least = _MUCH_UNEVEN if larger < _LARGER_INPUTS else _LITTLE_UNEVEN

@@ -140,14 +140,27 @@ def test_a_rank_without_an_accelerator_among_others_awaits_none() -> None:
             "of its workers, process 8 is stopped, process 9 is waiting for a disk",
             id="held",
         ),
-        pytest.param(tuple(process(pid=pid) for pid in range(5)), "its workers are alive: 0, 1, 2, 3 …", id="many"),
+        pytest.param(
+            tuple(process(pid=pid) for pid in range(5)), "its workers are alive: 0, 1, 2, 3 and 1 more", id="many"
+        ),
+        pytest.param(
+            (process(pid=7), replace(process(pid=8), wait=Wait.LOCK)), "its worker waits for a lock: 8", id="lock"
+        ),
     ],
 )
 def test_of_a_rank_that_waits_for_a_batch_it_is_said_what_its_workers_do(
     workers: tuple[Process, ...], detail: str
 ) -> None:
     loading = replace(rank(1, USER, activity=Activity.DATA, num_passes=10), workers=workers)
-    assert judge([waiting(0), loading]).detail == detail
+    verdict = judge([waiting(0), loading])
+    assert (verdict.detail, verdict.waiting) == (detail, (0,))
+    assert (verdict.hint is Hint.WORKER_AT_LOCK) is ("lock" in detail)
+
+
+def test_ranks_that_all_wait_for_their_own_batches_do_not_wait_for_each_other() -> None:
+    loading = [rank(number, USER, activity=Activity.DATA, num_passes=10) for number in (0, 1)]
+    verdict = judge([replace(one, identity=replace_struct(one.identity, device="cpu")) for one in loading])
+    assert (verdict.fault, verdict.rank, verdict.waiting) == (Fault.LOADER, 0, ())
 
 
 @pytest.mark.parametrize("function", ["_verify_param_shape_across_processes", "_sync_module_states", "new_group"])

@@ -17,7 +17,7 @@ from ddpprof.model.pulse import Ended
 from ddpprof.model.whole_run import SlowdownCause, StepSlowdown
 from ddpprof.monitor import looks, run_watch
 from ddpprof.monitor.hang_detector import Overdue
-from ddpprof.monitor.looks import EndLook, HangLook, LossLook, SlowdownLook
+from ddpprof.monitor.looks import EndLook, GrowthLook, HangLook, LossLook, SlowdownLook
 from ddpprof.monitor.run_watch import RunWatch
 
 
@@ -408,3 +408,15 @@ def test_a_slow_down_of_which_it_spoke_may_turn_out_to_have_been_none(launcher: 
 
 def test_there_is_an_end_to_what_it_says(launcher: Launcher) -> None:
     assert len(launcher.looks(9000, *(slow(1000, ended_s=1030, first_step=200 * number) for number in range(50)))) == 20
+
+
+def test_growing_steps_are_told_when_their_length_doubles(tmp_path: Path) -> None:
+    said: list[str] = []
+    look = GrowthLook(said.append)
+    for num_steps in (200, 300, 1200, 1210):
+        write_pulse(tmp_path, 0, [MadeStep(ms=100 + step / 2, data_ms=step / 2) for step in range(num_steps)])
+        look.at(tmp_path, 0.0, is_over=False)
+    assert said == [
+        "Steps become longer and longer: 107 ms at the start, 242 ms now, mostly because of waiting for data (+135 ms)",
+        "Steps become longer and longer: 130 ms at the start, 670 ms now, mostly because of waiting for data (+540 ms)",
+    ]

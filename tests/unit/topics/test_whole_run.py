@@ -130,7 +130,7 @@ def test_the_first_screen_has_one_line(whole: Report) -> None:
     said = [one.text for one in first_screen(whole, ["run"]) if isinstance(one, Line) and "Whole run" in one.text]
     assert said == [
         (
-            "Whole run: 203 steps, 37 s; median step 100 ms at the start, 150 ms at the end; memory of a process "
+            "Whole run: 203 steps, 37 s; median step 100 ms at the start, 150 ms at the end; the memory of rank 0 "
             "grew by 100 MB"
         )
     ]
@@ -200,10 +200,28 @@ def test_steps_that_become_longer_and_longer(lengths_ms: list[float], found: boo
     findings = list(growing_steps(run, View(2, 100 * MS)))
     assert bool(findings) is found
     if findings:
-        assert findings[0].title == "Steps become longer and longer: 105 ms at the start, 213 ms at the end"
+        assert findings[0].title == (
+            "Steps become longer and longer: 105 ms at the start, 213 ms at the end, mostly because of other code of "
+            "the script (+108 ms)"
+        )
         assert findings[0].gain_ns == pytest.approx(54 * MS, abs=MS), (
             "the mean of 159.5 ms, without the 105 at the start"
         )
+
+
+def test_what_is_advised_on_growing_steps_depends_on_what_grows(tmp_path: Path) -> None:
+    view, runs = View(2, 100 * MS), []
+    for grows_ms in (1, 0):
+        rows = [MadeStep(ms=100 + grows_ms * step, data_ms=10 + grows_ms * step) for step in range(120)]
+        write_pulse(tmp_path, 0, rows)
+        run = whole_run_of((whole_run_of_rank(0, read_pulse(tmp_path, 0), with_course=True),))
+        runs.append(replace(run, uneven=UnevenWork(30 * MS, 100, 0.5)))
+    growing, steady = runs
+    (found,) = growing_steps(growing, view)
+    assert found.title.endswith("mostly because of waiting for data (+108 ms)")
+    assert found.advice.startswith("Find why loading a batch takes longer")
+    assert [list(uneven_work(run, view)) != [] for run in runs] == [False, True]
+    assert list(growing_steps(steady, view)) == []
 
 
 @pytest.mark.parametrize(
