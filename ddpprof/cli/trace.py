@@ -276,8 +276,9 @@ def nothing_recorded(attempted: Sequence[Path], name: str, failed: bool = False,
         )
     else:
         why = (
-            f"{name} either trained no DistributedDataParallel module, or could not be recorded (see the messages "
-            "above). `ddpprof report` can also read torch.profiler traces from any training script"
+            f"{name} either ended before its first training step, trained no DistributedDataParallel module, or could "
+            "not be recorded (a message above then says why). `ddpprof report` can also read torch.profiler traces "
+            "from any training script"
         )
     return f"ddpprof: nothing was recorded: {why}."
 

@@ -80,6 +80,8 @@ class Hint(StrEnum):
     """ranks have passed different roots (``src`` or ``dst``) to the same collective"""
     OTHER_AMOUNT = "other-amount"
     """the rank has called the same collective as the other ranks, but with a different number of elements"""
+    OTHER_LINES = "other-lines"
+    """ranks were in collectives that the script calls at different lines"""
     WITHIN_BACKWARD = "within-backward"
     """the rank is still in the backward pass in which it has skipped a reduction"""
     EXTRA_PASS = "extra-pass"  # noqa: S105 (not a password)

@@ -343,6 +343,7 @@ def of_mismatch(positions: Sequence[Position]) -> Verdict | None:
         fault=Fault.MISMATCH,
         step=first.evidence.state.step,
         detail=detail,
+        hint=Hint.OTHER_LINES if len({one.ended_place for one in records}) > 1 else None,
         has_failed=True,
         at_unix_ns=first.evidence.now_ns,
     )

@@ -37,6 +37,7 @@ from ddpprof.monitor.position import (
 )
 from ddpprof.monitor.processes import Process
 from ddpprof.monitor.pulse_files import PulseHead, read_heads, read_verdict
+from ddpprof.monitor.verdicts import lost_a_peer
 
 _FEW_STEPS = 5
 _FIRST_STEPS_S = 600.0
@@ -195,6 +196,9 @@ class HangDetector:
         if not (debugged or works or overdue.waited_s < max(outside_s, _as_before_s(one, told))):
             return None
         waits_for = "user input in a debugger" if debugged else OUTSIDE[outside] if outside is not None else None
+        if waits_for is None:
+            waits_for = _by_itself(one)
+            outside_s = pause_limit_s(one)
         place = place_of_user(one.stack)
         return Standstill(
             waited_s=overdue.waited_s,
@@ -210,6 +214,15 @@ class HangDetector:
         with suppress(OSError):  # the run has not begun
             return list(read_heads(self._directory, _STEPS))
         return []
+
+
+def _by_itself(one: RankEvidence) -> str | None:
+    """Return what a rank that sleeps waits for, if it started this itself; ``None`` if it works, saves or evaluates."""
+    if one.wait is Wait.SLEEP and polls(one.stack, one.facts.error is not None):
+        return "its next try, sleeping in a loop"
+    if awaits_a_program(one.stack) and one.workers and not (one.computes or one.helpers_compute):
+        return "a program that it started"
+    return None
 
 
 class _Waking:
@@ -465,12 +478,18 @@ def _examine_end(directory: Path, evidence: tuple[RankEvidence, ...]) -> Examina
     hang = hung_at_last(directory) if is_over or some_died else None
     if hang is not None:
         return Examination(hang, evidence=evidence, is_over=is_over, hung_at_last=True)
-    if some_died and not was_interrupted:
+    if some_died and (not was_interrupted or any(map(_failed_by_itself, evidence))):
         return Examination(judge(evidence), evidence=evidence, is_over=is_over)
     lingers = judge_exit(evidence)
     if lingers is None and not is_over:
         return None
     return Examination(lingers, evidence=evidence, is_over=is_over, was_interrupted=was_interrupted)
+
+
+def _failed_by_itself(one: RankEvidence) -> bool:
+    """Return True if an error of its own ended the rank, and not the end of another rank or of the job."""
+    failed = one.record is not None and (one.record.ended or "").startswith("failed")
+    return failed and not lost_a_peer(one)
 
 
 def hung_at_last(directory: Path) -> Verdict | None:

@@ -119,6 +119,9 @@ _DO_BY_HINT = {
         find_unused_parameters=True, or use these parameters in every forward pass.""",
     Hint.SKIPPED_COLLECTIVE: f"Every rank must call that collective, as in earlier steps: {_WHERE_LEFT_OUT}",
     Hint.OTHER_AMOUNT: SAME_COLLECTIVES,
+    Hint.OTHER_LINES: """
+        Every rank must call the same collectives in the same order: look for an `if rank == 0:`, or a condition on the
+        batch, around one of these lines or in the functions that call them.""",
     Hint.TIMED_OUT: """
         Find out what that rank was doing until its launcher ended it. If this work needs that much time, pass a longer
         timeout to init_process_group() or new_group().""",
@@ -173,13 +176,18 @@ def verdict_lines(verdict: Verdict, *, is_over: bool = False) -> list[str]:
 
 def standstill_line(found: Standstill) -> str:
     """Return a line that says why a job without progress is not (or not yet) reported as a hang."""
-    if found.waits_for is None or found.rank is None:
-        return (
-            f"step {found.step or 0:,} takes longer than usual, but the job is busy (saving, evaluating or computing), "
-            f"or has just resumed"
-        )
     who = f"; {ranks_in_words(found.waiting)} {'waits' if len(found.waiting) == 1 else 'wait'} for it"
     at = f" at {clean(found.place)}" if found.place is not None else ""
+    if found.waits_for is None or found.rank is None:
+        if found.place is None:
+            return (
+                f"step {found.step or 0:,} takes longer than usual, but the job is busy (saving, evaluating or "
+                "computing), or has just resumed"
+            )
+        return (
+            f"step {found.step or 0:,} takes longer than usual, but rank {found.rank} saves, evaluates or computes"
+            f"{at}, or has just resumed{who if found.waiting else ''}"
+        )
     limit = f". ddpprof reports this as a hang only after {found.hangs_after_s:.0f} s" if found.hangs_after_s else ""
     return (
         f"rank {found.rank} has waited for {found.waits_for}{at} for {found.waited_s:.0f} s"

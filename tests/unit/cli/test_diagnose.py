@@ -80,6 +80,16 @@ def test_a_job_that_its_user_stopped_has_not_failed(run: Path, capsys: pytest.Ca
     assert capsys.readouterr().err == said
 
 
+def test_a_job_that_failed_before_its_user_stopped_it(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    end(run, Ended.INTERRUPTED, Ended.FAILED)
+    failed = record(1, ended="failed: ValueError: boom", num_steps=20)
+    facts = {"format": rundir.FORMAT, **structs.asdict(failed)}
+    rundir.write_json(run / rundir.facts_file(1), to_builtins(facts))
+    (run / "exits.jsonl").write_text('{"exit_code": -2, "is_job": true, "interrupted": true}\n')
+    assert main(["diagnose", str(run)]) == 1
+    assert "rank 1 has died: ValueError: boom" in capsys.readouterr().out
+
+
 def test_a_job_that_its_user_stopped_while_it_hung(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     end(run, Ended.INTERRUPTED, Ended.INTERRUPTED)
     (run / "exits.jsonl").write_text('{"exit_code": -2, "is_job": true, "interrupted": true}\n')

@@ -195,7 +195,7 @@ def test_nobody_has_left_out_a_collective_in_which_both_ranks_died() -> None:
         places = {"ended_in": "all_reduce", "ended_place": f"train.py:{number + 3}"}
         ranks[number] = replace(one, record=structs.replace(one.record, **places))
     verdict = judge(ranks)
-    assert (verdict.fault, verdict.rank) == (Fault.MISMATCH, None)
+    assert (verdict.fault, verdict.rank, verdict.hint) == (Fault.MISMATCH, None, Hint.OTHER_LINES)
     assert verdict.detail == "rank 0 called all_reduce at train.py:3; rank 1 called all_reduce at train.py:4"
 
 

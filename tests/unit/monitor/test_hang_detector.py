@@ -400,7 +400,10 @@ def test_a_rank_that_tries_something_again_and_again(
     one = replace(rank(0, sleeps), facts=OverdueFacts(wait=Wait.SLEEP, error=error, error_place=place))
     detector = Job(monkeypatch).detector
     assert detector.standstill([waiting(1), one], overdue(until_s + 6)) is None
-    assert (detector.standstill([waiting(1), one], overdue(50)) is not None) is (until_s > 0)
+    found = detector.standstill([waiting(1), one], overdue(50))
+    assert (None if found is None else (found.waits_for, found.hangs_after_s)) == (
+        ("its next try, sleeping in a loop", until_s) if until_s else None
+    )
     polls = until_s > 0 and error is None
     assert position_of(one).hint is (Hint.WAITS_OUTSIDE if polls else None), "which --kill-after never ends"
 
