@@ -35,10 +35,8 @@ class Hosts:
             "GLOO_SOCKET_IFNAME": "eth0",
             **env,
         }
-        named = f'hostname node{host} && exec "$@"'
-        inside = ["ip", "netns", "exec", self.namespaces[host], "unshare", "--uts", "sh", "-c", named, "sh"]
         return subprocess.Popen(
-            [*inside, *map(str, command)],
+            on_host(self.namespaces[host], f"node{host}", command),
             cwd=str(cwd),
             env=job,
             stdout=subprocess.PIPE,
@@ -53,6 +51,12 @@ class Hosts:
         for host, rank in enumerate(ranks):
             if rank.returncode != 0:
                 raise RuntimeError(f"rank {host} ended with {rank.returncode}:\n{said[host]}")
+
+
+def on_host(namespace: str, name: str, command: Sequence[object]) -> list[str]:
+    """Return the words of a command that runs in a network namespace, with a host name of its own."""
+    named = f'hostname {name} && exec "$@"'
+    return ["ip", "netns", "exec", namespace, "unshare", "--uts", "sh", "-c", named, "sh", *map(str, command)]
 
 
 def limit_own_link(rate: str, burst: str) -> None:

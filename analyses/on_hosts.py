@@ -9,13 +9,15 @@ import os
 import subprocess
 import sys
 
+from hosts import on_host
+
 
 def main(names: list[str], command: list[str]) -> int:
     port = str(29400 + os.getpid() % 1000)
     job = {"WORLD_SIZE": str(len(names)), "LOCAL_RANK": "0", "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": port}
     ranks = [
         subprocess.Popen(
-            ["ip", "netns", "exec", name, *command],
+            on_host(name, f"node{rank}", command),
             env={**os.environ, **job, "RANK": str(rank), "GLOO_SOCKET_IFNAME": "eth0"},
         )
         for rank, name in enumerate(names)

@@ -57,6 +57,13 @@ PLANTS = {
     "unfused": Plant(("optimizer-not-fused",), ("transformer",), is_mended_by_ddpprof=False),
     "one_graph": Plant(("compiled-graphs",), ("mlp", "transformer"), (1,)),
     "straggler": Plant(("straggler", "slow-rank"), ("mlp", "convnet"), (None, 1), is_mended_by_ddpprof=False),
+    "shared_core": Plant(("ranks-share-cores",), ("mlp", "transformer"), is_mended_by_ddpprof=False),
+    "padded": Plant(("padded-batches",), ("transformer",), (None, 1), is_mended_by_ddpprof=False),
+    "metrics_in_step": Plant(("metrics-in-step",), ("transformer",), is_mended_by_ddpprof=False),
+    "unused_forwards": Plant(("unused-forwards",), ("mlp", "convnet"), (None, 1), is_mended_by_ddpprof=False),
+    "recompiled": Plant(("recompilations",), ("mlp",), is_mended_by_ddpprof=False),
+    "other_traffic": Plant(("other-traffic",), ("mlp", "transformer"), (1,), is_mended_by_ddpprof=False),
+    "calls_in_a_row": Plant(("rpcs-in-a-row",), ("mlp",), (None, 1), is_mended_by_ddpprof=False),
 }
 """what is planted, by its name"""
 

@@ -6,9 +6,11 @@ python train.py MODEL [--plant NAME [--mended]] [--framework NAME]
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Never
@@ -19,12 +21,14 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+from extras import EXTRAS, nothing
 from frameworks import UNDER
 from interleaved import join, pin
-from models import Training, parts_of
+from models import LanguageModel, Training, parts_of
 
 PASSES = 4
 SECONDS_A_BATCH = 0.04
@@ -43,6 +47,38 @@ class SlowBatches(Dataset[int]):
     def __getitem__(self, index: int) -> int:
         time.sleep(SECONDS_A_BATCH)
         return index
+
+
+class PaddedSequences(Dataset[dict[str, torch.Tensor]]):
+    """Batches of sequences of 8 to 24 tokens, padded to the length of `tokens` or, if cut, to the longest sequence."""
+
+    def __init__(self, tokens: torch.Tensor, *, is_cut: bool) -> None:
+        self.tokens, self.is_cut = tokens, is_cut
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        size, length = self.tokens.shape
+        lengths = torch.randint(8, 25, (size, 1), generator=torch.Generator().manual_seed(index))
+        mask = (torch.arange(length) < lengths).long()
+        end = int(lengths.max()) if self.is_cut else length
+        tokens = self.tokens.roll(index)
+        batch = {"input_ids": tokens, "labels": tokens, "attention_mask": mask}
+        return {name: values[:, :end] for name, values in batch.items()}
+
+
+class OfAnyLength(nn.Module):
+    """The transformer for sequences of any length up to its own."""
+
+    def __init__(self, module: LanguageModel) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        inner = self.module
+        embedded = inner.tokens(tokens) + inner.positions[: tokens.shape[1]]
+        return inner.to_logits(inner.encoder(embedded)).flatten(0, 1)  # type: ignore[no-any-return]
 
 
 class WithUnused(nn.Module):
@@ -141,7 +177,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 SEARCHES = {"late_stem": {"find_unused_parameters": True, "bucket_cap_mb": 4}}
 """arguments that the mended script has, too"""
-WRAPPED = {"same_unused": WithUnused, "buffers": WithStatistics}
+WRAPPED = {"same_unused": WithUnused, "buffers": WithStatistics, "padded": OfAnyLength}
 
 
 def main() -> None:
@@ -153,6 +189,8 @@ def main() -> None:
     given = parser.parse_args()
     plant = None if given.mended else given.plant
     pin()
+    if plant == "shared_core":
+        os.sched_setaffinity(0, {0})
     if plant == "many_threads":
         torch.set_num_threads(8)
     if plant == "anomaly":
@@ -172,21 +210,38 @@ def main() -> None:
         for parameter in training.model.parameters():
             parameter.register_hook(clipped)
     training.optimizer = optimizer_of(training.model, given.plant, is_mended=given.mended)
-    batches = iter(DataLoader(SlowBatches(), batch_size=1)) if given.plant == "slow_loader" else None
-    sizes = random.Random(0 if given.mended else dist.get_rank()) if given.plant == "uneven" else None
-    inputs, targets = training.inputs, training.targets
     if plant == "double":
-        inputs, targets = training.inputs, training.targets = inputs.double(), targets.double()
+        training.inputs, training.targets = training.inputs.double(), training.targets.double()
+    batches = batches_of(training, given.plant, is_mended=given.mended)
+    extra = EXTRAS.get(given.plant or "", nothing)(training, given.mended)
     teacher = parts_of(given.model)[2] if given.plant == "teacher" else None
     every = AVERAGED_EVERY if given.mended else 1
     averages = Averages(training.model, every) if given.plant == "averages" else None
-    while True:
-        if sizes is not None:
-            size = int(sizes.uniform(SMALLEST_BATCH, 1) * len(inputs))
-            training.inputs, training.targets = inputs[:size], targets[: size * len(targets) // len(inputs)]
-        step(training, plant, batches, teacher)
+    for training.inputs, training.targets in batches:
+        outputs = step(training, plant, teacher)
+        extra(outputs)
         if averages is not None:
             averages.update()
+
+
+def batches_of(
+    training: Training, plant: str | None, *, is_mended: bool
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield batches without end: the same one, or parts of it."""
+    inputs, targets = training.inputs, training.targets
+    if plant == "padded":
+        sequences = PaddedSequences(inputs, is_cut=is_mended)
+        for batch in DataLoader(sequences, batch_size=None, sampler=DistributedSampler(sequences, shuffle=False)):
+            yield batch["input_ids"], batch["labels"].flatten()
+    if plant == "slow_loader":
+        for _ in DataLoader(SlowBatches(), batch_size=1):
+            yield inputs, targets
+    sizes = random.Random(0 if is_mended else dist.get_rank())
+    while True:
+        size = len(inputs)
+        if plant in ("uneven", "recompiled"):
+            size = int(sizes.uniform(SMALLEST_BATCH, 1) * size)
+        yield inputs[:size], targets[: size * len(targets) // len(inputs)]
 
 
 def change_model(ddp: DistributedDataParallel, plant: str | None, *, is_mended: bool) -> None:
@@ -203,9 +258,11 @@ def change_model(ddp: DistributedDataParallel, plant: str | None, *, is_mended: 
             parameter.requires_grad_(False)
     if plant == "double" and not is_mended:
         ddp.module.double()
-    if plant == "one_graph":
-        torch._dynamo.config.optimize_ddp = is_mended  # type: ignore[assignment]
-        ddp.module = torch.compile(ddp.module, backend="aot_eager")
+    if plant in ("one_graph", "recompiled"):
+        torch._dynamo.config.optimize_ddp = is_mended or plant == "recompiled"  # type: ignore[assignment]
+        torch._dynamo.config.recompile_limit = 1 << 20
+        is_dynamic = is_mended if plant == "recompiled" else None
+        ddp.module = torch.compile(ddp.module, backend="aot_eager", dynamic=is_dynamic)
     if plant == "exchange" and not is_mended:
         for layer in ddp.module.modules():
             if isinstance(layer, nn.Linear | nn.LayerNorm):
@@ -248,9 +305,8 @@ def train_gan(*, is_wasteful: bool) -> Never:
         of_generator.step()
 
 
-def step(training: Training, plant: str | None, batches: Any, teacher: nn.Module | None) -> None:
-    if batches is not None:
-        next(batches)
+def step(training: Training, plant: str | None, teacher: nn.Module | None) -> torch.Tensor:
+    """Train for one step. Return the outputs of the model."""
     training.optimizer.zero_grad()
     for _ in range(PASSES if plant == "every_pass" else 1):
         outputs = training.model(training.inputs)
@@ -275,6 +331,7 @@ def step(training: Training, plant: str | None, batches: Any, teacher: nn.Module
             dist.barrier()
     if plant == "straggler" and dist.get_rank() == 1:
         time.sleep(0.05)
+    return outputs  # type: ignore[no-any-return]
 
 
 if __name__ == "__main__":
