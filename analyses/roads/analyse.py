@@ -39,7 +39,7 @@ def draw(results: dict[str, Any], figure: Any) -> None:
     axes.barh(names, [one["num_modules"] for one in roads], color=COLOURS[0], height=0.5, label="modules")
     axes.plot([one["goal"] for one in roads], names, "|", color=COLOURS[1], markersize=40, label="goal", linestyle="")
     axes.invert_yaxis()
-    axes.set(xlabel="modules of ddpprof on the road")
+    axes.set(xlabel="modules of ddpprof on the path")
     axes.legend(frameon=False, markerscale=0.3)
     axes.spines[["top", "right"]].set_visible(False)
 

@@ -44,7 +44,7 @@ class Road:
 
 _REPORT = ("report", "--no-cache", "--jobs", "1")
 KERNEL = Road(
-    "a kernel → “exposed” in the terminal",
+    "a kernel → the “exposed” time in the terminal",
     20,
     (),
     (

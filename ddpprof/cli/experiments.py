@@ -87,8 +87,8 @@ def _add_options(parser: argparse.ArgumentParser, kind: str, rounds: int) -> Non
             "--size-is",
             choices=["share", "total"],
             help="treat the first varied option as the amount of work, and fit constant + slope × size to the step "
-            "times. 'share': the option is the work per process, and variants are compared at equal total work "
-            "(default if the name contains 'batch'); 'total': the option is the work of all processes",
+            "times. 'share': the option sets the work per process, and variants are compared at equal total work "
+            "(default if the name contains 'batch'); 'total': the option sets the total work of all processes",
         )
     add(
         "--set",

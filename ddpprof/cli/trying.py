@@ -68,7 +68,7 @@ def add_try_options(parser: argparse.ArgumentParser) -> None:
         "--rounds",
         type=positive,
         metavar="N",
-        help=f"number of runs with each change and without changes ({_ROUNDS}); doubled if the results are not "
+        help=f"number of runs of each change and of the unchanged script ({_ROUNDS}); doubled if the results are not "
         "conclusive. With --resume: total number of runs to reach",
     )
     add(

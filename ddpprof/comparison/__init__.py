@@ -338,7 +338,7 @@ def _of_reports(change: MetricChange, a: Sequence[Report], b: Sequence[Report], 
 
 
 def _num_steps(report: Report) -> int:
-    """Return the number of steps from which the step time of the whole run is known."""
+    """Return the number of steps on which the step time of the whole run is based."""
     steps = report.whole_run.steps if report.whole_run is not None else None
     return steps.num_usual if steps is not None else 0
 

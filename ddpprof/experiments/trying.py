@@ -1,4 +1,4 @@
-"""Measure the gain of advised changes: `ddpprof try` runs the job with each change and without changes.
+"""Measure the gain of advised changes: `ddpprof try` runs the job with each change and unchanged.
 
     measured gain = unchanged step × (1 - ratio). The ratio and its 95 % interval are from `paired_ratio`. A trial is
                     represented by its median step or, for a finding about a few long steps, by its mean step

@@ -47,11 +47,11 @@ from ddpprof.rundir import (
 def load_whole_run(
     files: Sequence[RankFiles], left_out: Container[int] = ()
 ) -> tuple[WholeRun | None, tuple[str, ...]]:
-    """Return the history of the whole training, and messages about pulse files that cannot be read.
+    """Return the history of the whole training run, and messages about pulse files that cannot be read.
 
-    The history is ``None`` if no rank wrote a pulse file. Only the lowest rank has a history over time, because DDP
-    synchronizes the ranks. Slowdowns are read from the file that the launcher wrote while the job ran. Without this
-    file, they are derived from the pulse files. `left_out`: ranks that are not read.
+    The history is ``None`` if no rank wrote a pulse file. Step times over time are read only for the lowest rank,
+    because DDP synchronizes the ranks. Slowdowns are read from the file that the launcher wrote while the job ran.
+    Without this file, they are derived from the pulse files. `left_out`: ranks that are not read.
     """
     folders = list(dict.fromkeys(one.directory for one in files if one.directory is not None))
     there = {folder: frozenset(pulses_in(folder)) for folder in folders}

@@ -45,7 +45,7 @@ _FIRST_STEPS_S = 600.0
 these steps
 """
 _ON_PURPOSE_S = 600.0
-"""seconds that a rank may save, evaluate or compile; after that, ddpprof reports a hang"""
+"""seconds for which a rank may save, evaluate or compile; after that, ddpprof reports a hang"""
 _FIRST_BATCH_S = 120.0
 """seconds that a rank may wait for the first batch of an epoch; while it waits, the rank or its workers must be active:
 see `_IDLE_S`

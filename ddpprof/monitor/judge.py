@@ -137,7 +137,7 @@ def _of_skipped_pass(table: Table) -> Verdict | None:
     later = {0: "", 1: ", nor was a later forward pass"}.get(more, f", nor were {more:,} later forward passes")
     detail = (
         f"Its forward pass in step {found.step:,} was not followed by a backward pass{later}. Since then, DDP has "
-        "averaged gradients from different batches"
+        "averaged gradients from different iterations"
     )
     return verdict_on(Fault.FEWER_PASSES, replace(blamed, detail=detail, hint=None), others)
 

@@ -301,7 +301,7 @@ def place_at_exit(stack: Sequence[Frame]) -> Frame | None:
 
 
 def polls(stack: Sequence[Frame], handles_error: bool = False) -> bool:
-    """Return True if the thread is in a ``while`` loop of the innermost user function or a function called by it.
+    """Return True if the thread is in a ``while`` loop of the innermost user function, or of a function called by it.
 
     `handles_error`: whether the thread is handling an exception, as between two tries; then any loop counts.
     """

@@ -233,7 +233,10 @@ class SearchedSetting:
 
 
 def try_caps(profile: Profile, base: Setting, target: Network | None = None) -> tuple[SearchedSetting, ...]:
-    """Predict DDP's default, and every cap up to the first cap that gives one bucket. `base`: the other settings."""
+    """Predict the step time with DDP's default, and with every cap up to the first cap that gives one bucket.
+
+    `base`: the other settings.
+    """
     caps_mb = [None, *up_to_one_bucket(_FEW_CAPS_MB, profile.training.gradient_bytes)]
     return tuple(try_buckets(profile, base, BucketCaps(cap_mb), target) for cap_mb in caps_mb)
 

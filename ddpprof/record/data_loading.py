@@ -311,7 +311,10 @@ def _reached(code: CodeType, names: dict[str, Any], owner: type | None) -> Itera
 
 
 def _attribute(value: Any, name: str) -> Any:
-    """Return the attribute of a module or class. Returns ``None`` for other objects, which may compute attributes."""
+    """Return an attribute of a module or class.
+
+    For any other object, return ``None``, because reading its attributes might run code.
+    """
     if isinstance(value, ModuleType):
         return vars(value).get(name)
     return getattr(value, name, None) if isinstance(value, type) else None

@@ -328,10 +328,11 @@ TERMS = (
     Term(
         "verdict of ddpprof try",
         "Result of running the job with and without a change. Confirmed: the step became shorter by more than noise, "
-        "and the gain reaches the predicted interval. Smaller than promised: shorter, but by less than predicted. No "
-        "difference: any gain is below half of the prediction or 1 % of the step. Slower: the step became longer by "
-        "more than noise. Cannot tell: more rounds are needed. Changes the losses: the losses changed, although the "
-        "change should not affect them. Failed: a trial with the change ended with an error or did not end.",
+        "and the gain reaches the predicted interval. Smaller than promised: the step became shorter, but by less than "
+        "predicted. No difference: any gain is below half of the prediction or 1 % of the step. Slower: the step "
+        "became longer by more than noise. Cannot tell: more rounds are needed. Changes the losses: the losses "
+        "changed, although the change should not affect them. Failed: a trial with the change ended with an error or "
+        "did not end.",
         field="findings[].measured.outcome",
         aliases=(
             "confirmed",

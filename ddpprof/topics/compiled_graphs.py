@@ -377,7 +377,7 @@ def recompilations(found: Recompilations, _view: View) -> Iterator[Finding]:
     elif found.is_at_limit:
         yield Finding(
             "recompilations",
-            "torch.compile has stopped compiling a function, because it compiled the function too often",
+            "torch.compile has stopped compiling a function, because it recompiled the function too often",
             "for new inputs, the function runs uncompiled, which is usually slower",
             _DYNAMIC,
             None,

@@ -15,8 +15,8 @@ _SHARED_GPU = (
 )
 _ADVICE = {
     r"BdbQuit": """
-        A breakpoint() was reached, but the rank has no interactive input: remove it, or run a single process under a
-        debugger.""",
+        A breakpoint() was reached, but the rank has no interactive input: remove the breakpoint(), or run a single
+        process under a debugger.""",
     r"Expected to mark a variable ready only once": """
         A parameter got its gradient twice in one backward pass. With gradient checkpointing, pass checkpoint(…,
         use_reentrant=False), or remove find_unused_parameters=True. Alternatively, pass static_graph=True if every step
@@ -89,7 +89,7 @@ _ADVICE = {
         Shared memory (/dev/shm) was probably full: make it larger (docker run --shm-size=8g), or use fewer workers.""",
     r"Too many open files": """
         The process reached its limit on open files (see ulimit -n). Look for files and sockets that are never
-        closed. If DataLoader workers need that many, raise the limit, or call
+        closed. If DataLoader workers need that many files, raise the limit, or call
         torch.multiprocessing.set_sharing_strategy("file_system").""",
     r"No space left on device": """
         A disk or /dev/shm, where DataLoader workers put batches, was full. Use df to find out which.""",

@@ -314,7 +314,7 @@ def _cause_of_second_gradient(end: RankEnd) -> str:
     if end.searches:
         return (
             ". With find_unused_parameters=True, DDP considers a parameter unused if the output of forward() does "
-            "not depend on it. Either use the parameter only inside the wrapped module's forward(), (not, for example, "
+            "not depend on it. Either use the parameter only inside the wrapped module's forward() (not, for example, "
             "in the loss), or remove find_unused_parameters=True."
         )
     return (

@@ -60,8 +60,8 @@ _WHERE_LEFT_OUT = (
 )
 _FIND_HELD = "To find that code: py-spy dump --native --pid {pid}."
 _OF_GLOO = (
-    "If that code is ~ProcessGroupGloo, PyTorch joins a thread that waits for the lock: release the model before you "
-    "call destroy_process_group(), or sleep for 10 ms after it."
+    "If that code is ~ProcessGroupGloo, PyTorch joins a thread that waits for the lock: delete the model before you "
+    "call destroy_process_group(), or sleep for 10 ms after that call."
 )
 _DO = {
     Fault.DOES_NOT_EXIT: "Read a queue before you join the processes that fill it: call queue.get() for each "
@@ -131,8 +131,8 @@ _DO_BY_HINT = {
         The rank waits in the same backward pass as the other ranks. If DDP has a comm hook, check that the
         hook always completes its future. Check for parameters that get no gradient on that rank.""",
     Hint.EXTRA_PASS: """
-        Every rank must run the same number of backward passes: look for more batches on that rank (use a
-        DistributedSampler), and for a second backward() or step that depends on the rank or its batch.""",
+        Every rank must run the same number of backward passes: check whether that rank has more batches (if so, use
+        a DistributedSampler), or whether a second backward() or optimizer step depends on the rank or its batch.""",
     Hint.WORKER_AT_LOCK: """
         Find the lock: py-spy dump --pid PID of a worker. A lock that a thread held at the moment at which the worker
         was forked is never released in the worker: create locks and threads in the workers, or pass

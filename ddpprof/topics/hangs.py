@@ -1,7 +1,7 @@
 """Detect risks of a hang: a rank that skips a backward pass, unequal numbers of batches, long timeouts.
 
 A rank skips a backward pass if it catches an error in one batch, or skips a NaN loss. DDP pairs backward passes by
-their order, so from then on it averages the gradients of different batches. A skipped pass is reported only if the rank
+their order, so from then on it averages gradients of different iterations. A skipped pass is reported only if the rank
 has finished with fewer backward passes than another rank. A forward pass without a backward pass is not enough, because
 a script may compute a loss to log it, or repeat a forward pass that failed.
 """
@@ -164,7 +164,7 @@ def skipped_backward(risks: HangRisks, view: View) -> Iterator[Finding]:
         some = f"{number:,} backward passes, first in step {step:,}"
     yield Finding(
         "skipped-backward",
-        f"Rank {rank} skipped {some}: since then, DDP has averaged gradients of different batches",
+        f"Rank {rank} skipped {some}: since then, DDP has averaged gradients from different iterations",
         f"rank {rank} ran no backward pass after its forward pass in step {step:,}, for example because the script "
         "catches an error or skips a NaN loss; at the end of training, the other ranks wait for the missing backward "
         "pass",

@@ -58,11 +58,11 @@ _HOLDS_HOOKS = "AccumulateGrad"
 
 @dataclass(frozen=True, slots=True)
 class KernelSlowdown:
-    """The covered runs of one kernel: its runs during communication."""
+    """The covered runs of one kernel: its executions during communication."""
 
     kernel: Kernel
     covered_ns: int
-    """total duration of the covered runs, which are the runs during communication"""
+    """total duration of the covered runs, that is, of the kernel's executions during communication"""
     compared_ns: int
     """total duration of the compared runs: the covered runs of work that also ran alone, without communication"""
     lost_ns: int

@@ -334,11 +334,11 @@ def double_precision(modules: Sequence[DdpModule], view: View) -> Iterator[Findi
         return
     yield Finding(
         "double-precision",
-        f"{len(doubles)} of {len(parameters)} parameters have 64 bits (torch.float64)",
-        f"they are {size(in_double)} of {size(all_bytes)}; 64-bit gradients take twice as long to send as 32-bit "
+        f"{len(doubles)} of {len(parameters)} parameters are 64-bit (torch.float64)",
+        f"they take {size(in_double)} of {size(all_bytes)}; 64-bit gradients take twice as long to send as 32-bit "
         "gradients, and 64-bit operators are at least twice as slow",
-        "If 32 bits are enough, convert the model and its inputs: model.float() and inputs.float(). NumPy arrays have "
-        "64 bits unless a dtype is given, and a model may have been converted with double() to accept them.",
+        "If 32 bits are enough, convert the model and its inputs: model.float() and inputs.float(). NumPy arrays are "
+        "64-bit unless a dtype is given, and a model may have been converted with double() to accept them.",
         round(view.step_ns / 2) if view.step_ns is not None and view.device == "cpu" else None,
         may_be_meant=True,
         subject={"parameter": doubles[0].name},

@@ -65,7 +65,7 @@ kept has about tripled
 
 _MOST_NAMES = 100_000
 """maximum number of distinct names, not counting the names of steps; each name takes several hundred bytes"""
-_OTHERS = "(one of too many names)"
+_OTHERS = "(name omitted: too many distinct names)"
 
 _MOST_KEYS = 400_000
 """maximum number of cached keys; without a limit, a malicious trace with a different name in every event could fill the

@@ -183,7 +183,7 @@ def scaling_charts(report: ScalingReport) -> Iterable[Chart]:
         "yaxis": {"title": {"text": "efficiency"}, "rangemode": "tozero", "tickformat": ".0%"},
         "shapes": [limit_line(1)],
     }
-    note = "efficiency: ideal step divided by the step; dashed: ideal; lines at the points: 95 % intervals"
+    note = "efficiency: ideal step time divided by measured step time; dashed: ideal; error bars: 95 % intervals"
     yield Chart("Efficiency", traces, layout, 340, note)
     lost = [point for point in report.points if point.lost is not None]
     if lost:

@@ -221,7 +221,8 @@ def buckets_too_large(rows: Rows, view: View) -> Iterator[Finding]:
         if left <= _CUT and view.worth(gain, new.predicted):
             yield Finding(
                 "buckets-too-large",
-                f"Bucket {largest.index} holds {bytes_of(largest) / total:.0%} of the gradients, so it starts late",
+                f"Bucket {largest.index} holds {bytes_of(largest) / total:.0%} of the gradients, so its all-reduce "
+                "starts late",
                 f"its {size(bytes_of(largest))} (of {size(total)}) take "
                 f"{in_ms(largest.ready_ns - largest.first_ready_ns)} to become ready, from the first gradient to the "
                 f"last, and then {in_ms(largest.transfer_ns)} to send",

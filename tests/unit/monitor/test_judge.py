@@ -466,7 +466,7 @@ def test_a_rank_that_skipped_a_backward_pass(other: RankEvidence, has_failed: bo
     assert (verdict.fault, verdict.rank, verdict.has_failed) == (Fault.FEWER_PASSES, 1, has_failed)
     assert verdict.detail == (
         "Its forward pass in step 6 was not followed by a backward pass. Since then, DDP has averaged gradients from "
-        "different batches"
+        "different iterations"
     )
 
 

@@ -200,7 +200,7 @@ def test_what_a_rank_that_holds_the_interpreter_after_its_training_may_run() -> 
     first, *_, advice = verdict_lines(held)
     assert first == f"Training is over (30 steps), but the process of rank 0 has not exited for 12 s: {detail}."
     assert "py-spy dump --native --pid 17" in advice
-    assert "release the model before you call destroy_process_group()" in advice
+    assert "delete the model before you call destroy_process_group()" in advice
 
 
 def test_a_hang_of_the_past_is_told_in_the_past() -> None:

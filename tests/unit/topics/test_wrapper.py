@@ -143,7 +143,7 @@ def test_double_precision(device: str, gain_ns: int | None) -> None:
     types = [replace(one, dtype=dtype) for one, dtype in zip(module.parameters, DTYPES, strict=True)]
     finding = only(observed(replace(module, parameters=tuple(types)), device=device))
     assert (finding.rule, finding.gain_ns) == ("double-precision", gain_ns)
-    assert finding.title == "2 of 3 parameters have 64 bits (torch.float64)"
+    assert finding.title == "2 of 3 parameters are 64-bit (torch.float64)"
     few = [replace(one, dtype=dtype) for one, dtype in zip(module.parameters, reversed(DTYPES), strict=True)]
     few[2] = replace(few[2], num_bytes=1000)
     few[1] = replace(few[1], dtype="float32")
