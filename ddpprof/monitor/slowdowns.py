@@ -16,9 +16,10 @@ because the normal step time before it is unknown.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from math import inf
 from typing import TypeVar
 
 import numpy as np
@@ -74,8 +75,10 @@ _KINDS = (
 """flag of a step → kind of pause; a step with several flags counts as the first of these kinds"""
 
 
-def pauses_in(steps: JobSteps) -> tuple[Pause, ...]:
+def pauses_in(steps: JobSteps, slowdowns: Sequence[StepSlowdown] = ()) -> tuple[Pause, ...]:
     """Return the pauses by kind; empty if there is no normal step to compare them with.
+
+    Steps of `slowdowns` that are long for an unknown reason are not counted again.
 
     If saving is less than half of the additional time of a step, or if the step also has an evaluation, only the time
     spent saving counts as saving.
@@ -101,6 +104,8 @@ def pauses_in(steps: JobSteps) -> tuple[Pause, ...]:
             where = _where_longer(steps, mine, extra_ns) if kind is PauseKind.EVALUATION else (None, ())
             pauses.append(Pause(kind, int(mine.sum()), extra_ns, None, *where))
     long = left & ((steps.flags & ~int(StepFlag.SAVED)) == 0) & (left_ns > (_LONG - 1) * normal_ns)
+    for one in slowdowns:
+        long &= (steps.number < one.first_step) | (steps.number > (inf if one.last_step is None else one.last_step))
     if long.any():
         extra_ns, every = int(left_ns[long].sum()), _regular_distance(steps.number[long])
         part, ranks = _where_longer(steps, long, extra_ns)
@@ -330,7 +335,7 @@ def with_pauses(slowdowns: tuple[StepSlowdown, ...], steps: JobSteps | None) -> 
     """Return the slowdowns, together with the pauses and uneven work in the most recent steps."""
     if steps is None:
         return Slowdowns(slowdowns)
-    return Slowdowns(slowdowns, pauses_in(steps), uneven_work(steps))
+    return Slowdowns(slowdowns, pauses_in(steps, slowdowns), uneven_work(steps))
 
 
 def _overlap(one: StepSlowdown, other: StepSlowdown) -> bool:

@@ -65,7 +65,7 @@ def test_whether_torchrun_starts_all_ranks(options: str, expected: bool) -> None
 
 
 def test_a_job_without_ddp_is_told_from_one_that_was_too_short(tmp_path: Path) -> None:
-    assert "trained no DistributedDataParallel module, or could not be recorded" in nothing_recorded([tmp_path], "train.py")
+    assert "trained no DistributedDataParallel module, or" in nothing_recorded([tmp_path], "train.py")
     (tmp_path / RUN_FILE).write_text("{}")
     assert "ended within the first steps" in nothing_recorded([tmp_path], "train.py")
     assert "nothing was recorded: the job failed during its first steps" in nothing_recorded(

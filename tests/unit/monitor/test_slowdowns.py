@@ -10,7 +10,7 @@ from pulses import BEGIN_NS, MS, pulse_of, steps_of, summaries_of, with_noise
 
 from ddpprof.model.pulse import Pulse, PulseSteps, StepFlag
 from ddpprof.model.tables import rows_of
-from ddpprof.model.whole_run import Pause, PauseKind, SlowdownCause, StepPart, UnevenWork
+from ddpprof.model.whole_run import Pause, PauseKind, SlowdownCause, StepPart, StepSlowdown, UnevenWork
 from ddpprof.monitor import slowdowns
 from ddpprof.monitor.causes import Reason
 from ddpprof.monitor.level_shifts import LevelShift
@@ -73,6 +73,21 @@ def test_what_takes_long_after_a_checkpoint_does_not_count_for_it() -> None:
     assert saving == Pause(PauseKind.SAVE, 2, 20 * MS, ranks=(0,))
     assert epoch == Pause(PauseKind.EPOCH, 1, 100 * MS)
     assert (unknown.kind, unknown.num_steps, unknown.extra_ns) == (PauseKind.UNKNOWN, 1, 100 * MS)
+
+
+@pytest.mark.parametrize(("last_step", "num_left"), [(None, 1), (8, 2), (6, 4)])
+def test_long_steps_of_a_slowdown_are_not_counted_again(last_step: int | None, num_left: int) -> None:
+    rows: list[dict[str, float]] = [{}] * 12
+    for long in (1, 5, 7, 8, 10):
+        rows[long] = {"other": 200.0}
+    steps = common_steps({0: steps_of(rows)})
+    assert steps is not None
+    slowdown = StepSlowdown(
+        first_step=4, last_step=last_step, before_ns=100 * MS, after_ns=200 * MS, num_steps=5, began_ns=None,
+        ended_ns=None, cause=SlowdownCause.UNKNOWN, ranks=(),
+    )  # fmt: skip
+    (found,) = pauses_in(steps, [slowdown])
+    assert (found.kind, found.num_steps) == (PauseKind.UNKNOWN, num_left)
 
 
 def test_without_normal_steps_nothing_is_known() -> None:
