@@ -175,13 +175,15 @@ def _no_key(at_most_s: float) -> str:
 
 def _hang_lines(directory: Path, now: Overview) -> list[str]:
     """If the job hangs, return the verdict as lines of text."""
+    from msgspec import structs
+
     from ddpprof.monitor.pulse_files import read_verdict
     from ddpprof.topics.hang_words import verdict_lines
 
     verdict = read_verdict(directory)
     if verdict is None or verdict.resumed_unix_ns is not None or now.is_over:
         return []
-    return verdict_lines(verdict)
+    return verdict_lines(structs.replace(verdict, at_unix_ns=time.time_ns()))  # ranks have waited for longer since then
 
 
 def _slowdown_lines(directory: Path, world_size: int) -> list[str]:

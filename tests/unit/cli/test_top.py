@@ -67,10 +67,13 @@ def test_one_view_of_a_job_that_hangs_has_the_verdict(
 ) -> None:
     write_pulse(tmp_path, 0, [MadeStep()] * 10, tick_ns=time.time_ns())
     write_pulse(tmp_path, 1, [MadeStep(wait_ms=0)] * 10)
-    write_verdict(tmp_path, Verdict(Fault.STOPPED, rank=1, step=13, resumed_unix_ns=resumed_ns))
+    since_ns = time.time_ns() - 90 * 10**9
+    at = {"waiting": (0,), "since_unix_ns": since_ns, "at_unix_ns": since_ns + 6 * 10**9}
+    write_verdict(tmp_path, Verdict(Fault.STOPPED, rank=1, step=13, resumed_unix_ns=resumed_ns, **at))
     assert main(["top", str(tmp_path), "--once"]) == 0
     said = capsys.readouterr().out
     assert ("The job hangs at step 13: rank 1 is stopped by a signal." in said) is (resumed_ns is None)
+    assert ("Rank 0 has waited for 9" in said) is (resumed_ns is None), "90 s or a little more"
     assert "no update for" in said
     assert "is the slowest" not in said
 
