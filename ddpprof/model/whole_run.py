@@ -200,6 +200,17 @@ class NonfiniteSteps:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryGrowth:
+    """Memory of a process that becomes more and more."""
+
+    first_bytes: int
+    last_bytes: int
+    """resident memory in the second and in the last tenth of the samples (medians)"""
+    duration_ns: int
+    """time between the first and the last sample"""
+
+
+@dataclass(frozen=True, slots=True)
 class RankWholeRun:
     """Summary of the whole training on one rank, from the first step in its pulse."""
 
@@ -237,6 +248,8 @@ class RankWholeRun:
     """sum of the memory growth between samples, except while ddpprof recorded steps; ``None`` with fewer than two
     samples
     """
+    steady_growth: MemoryGrowth | None = None
+    """growth of the process's memory, if it grows steadily"""
     own_ns_of_stretches: tuple[int, ...] = ()
     """median own time per step in each of ten ranges with about the same number of steps. Own time is the step time
     without the time spent waiting for other ranks. Empty with fewer than ten steps, or if the waiting time is unknown

@@ -28,10 +28,10 @@ from ddpprof.monitor.pulse_files import (
     write_verdict,
 )
 from ddpprof.monitor.slowdowns import SlowdownWatch, common_steps, with_pauses, world_size_of
-from ddpprof.monitor.whole_run import history, nonfinite_steps, stretches
+from ddpprof.monitor.whole_run import history, nonfinite_steps, steady_growth, stretches
 from ddpprof.topics.hang_words import standstill_line, verdict_lines
 from ddpprof.topics.losses import nonfinite_finding
-from ddpprof.topics.whole_run import growth_of, slowdown_sentence
+from ddpprof.topics.whole_run import KEEPS_TENSORS, growth_of, memory_growth_line, slowdown_sentence
 
 Say = Callable[[str], None]
 
@@ -189,7 +189,10 @@ class LossLook:
 
 
 class GrowthLook:
-    """Reports that steps become longer and longer, so slowly that no single step is the beginning of a slowdown."""
+    """Reports that steps become longer and longer, or that the memory of a rank grows steadily.
+
+    Such steps grow so slowly that no single step is the beginning of a slowdown.
+    """
 
     every_s = 20.0
 
@@ -197,12 +200,15 @@ class GrowthLook:
         self._say = say
         self._told: dict[Path, int] = {}
         """directory of an attempt → step time that was reported last, in ns"""
+        self._told_bytes: dict[Path, int] = {}
+        """directory of an attempt → memory that was reported last"""
 
     def at(self, directory: Path, _missed_s: float, is_over: bool) -> None:
         """Report steps that take twice as long as at the start, and again when their length has doubled since."""
         pulses = {} if is_over else read_pulses(directory)
         if not pulses:
             return
+        self._tell_of_memory(directory, pulses)
         rows = history(pulses[min(pulses)])
         ranges = [one for one in stretches(rows, _NUM_RANGES) if 2 * one.num_flagged <= one.num_steps]
         growth = growth_of(ranges)
@@ -211,6 +217,16 @@ class GrowthLook:
         if growth.last_ns >= _MUCH_GROWN * self._told.get(directory, growth.first_ns):
             self._told[directory] = growth.last_ns
             self._say(growth.sentence("now"))
+
+    def _tell_of_memory(self, directory: Path, pulses: Mapping[int, Pulse]) -> None:
+        """Report memory that has doubled since the start of the run, and again when it has doubled since."""
+        found = {rank: steady_growth(pulse.samples) for rank, pulse in pulses.items()}
+        grown = {rank: one for rank, one in found.items() if one is not None}
+        line, last_bytes = memory_growth_line(grown, "now"), max((one.last_bytes for one in grown.values()), default=0)
+        first_bytes = max((one.first_bytes for one in grown.values()), default=0)
+        if line is not None and last_bytes >= _MUCH_GROWN * self._told_bytes.get(directory, first_bytes):
+            self._told_bytes[directory] = last_bytes
+            self._say(f"{line}. {KEEPS_TENSORS}")
 
 
 _NUM_RANGES = 10

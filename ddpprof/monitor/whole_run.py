@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from itertools import combinations
 
 import numpy as np
 
@@ -24,7 +25,16 @@ from ddpprof.model.pulse import (
     activity_word,
 )
 from ddpprof.model.tables import UNKNOWN, Int64Column, rows_of
-from ddpprof.model.whole_run import CurvePoint, LongStep, NonfiniteSteps, RankWholeRun, Slowdowns, Stretch, WholeRun
+from ddpprof.model.whole_run import (
+    CurvePoint,
+    LongStep,
+    MemoryGrowth,
+    NonfiniteSteps,
+    RankWholeRun,
+    Slowdowns,
+    Stretch,
+    WholeRun,
+)
 
 _LATEST_NS = 1 << 62
 _MOST_STEPS = 10**9
@@ -182,6 +192,7 @@ def whole_run_of_rank(rank: int, pulse: Pulse, *, with_course: bool = True) -> R
         first_memory_bytes=next((int(one) for one in memory if one != UNKNOWN), None),
         last_memory_bytes=next((int(one) for one in sampled[::-1] if one != UNKNOWN), None),
         memory_growth_bytes=_memory_growth(pulse, rows),
+        steady_growth=steady_growth(pulse.samples),
         own_ns_of_stretches=own_times(rows, _NUM_STRETCHES),
         num_unpaired=max(state.num_unpaired, 0),
         unpaired_step=state.unpaired_step if state.num_unpaired > 0 else None,
@@ -228,6 +239,30 @@ def _memory_growth(pulse: Pulse, rows: PulseSummaries) -> int | None:
             held -= released
             growth += more + released
     return growth
+
+
+def steady_growth(samples: PulseSamples) -> MemoryGrowth | None:
+    """Return the growth of a process's memory; ``None`` if it does not grow steadily, or by little.
+
+    The first tenth of the samples is left out, because memory usually grows in the first steps.
+    """
+    samples = rows_of(samples, samples.memory_bytes != UNKNOWN)
+    if len(samples) < _LEAST_SAMPLES:
+        return None
+    medians = [float(np.median(part)) for part in np.array_split(samples.memory_bytes, 10)[1:]]
+    first, last = medians[0], medians[-1]
+    pairs = [later > earlier for earlier, later in combinations(medians, 2)]
+    if sum(pairs) < _NEARLY_ALL * len(pairs) or last - first < max(_MUCH_MEMORY, _MUCH_GROWTH * first):
+        return None
+    return MemoryGrowth(round(first), round(last), int(samples.at_ns[-1] - samples.at_ns[0]))
+
+
+_LEAST_SAMPLES = 20
+_NEARLY_ALL = 0.95
+"""memory grows steadily if the later one of two parts has more of it in at least this share of all pairs of parts"""
+_MUCH_MEMORY = 200 * 10**6
+_MUCH_GROWTH = 0.3
+"""growing memory is reported if it grows by at least this many bytes, and by this fraction"""
 
 
 def whole_run(

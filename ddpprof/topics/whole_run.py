@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import combinations
@@ -30,6 +30,7 @@ from ddpprof.layout import (
 )
 from ddpprof.model.whole_run import (
     LEAST_STEPS,
+    MemoryGrowth,
     Pause,
     PauseKind,
     RankWholeRun,
@@ -524,6 +525,45 @@ _MUCH_LONGER = 1.2
 """growing steps are reported if a step at the end takes at least this many times as long as a step at the start"""
 
 
+def memory_growth_line(grown: Mapping[int, MemoryGrowth], until: str = "at the end") -> str | None:
+    """Return a sentence about the rank whose memory grows fastest; ``None`` if no rank's memory grows steadily."""
+    if not grown:
+        return None
+    rank, most = max(grown.items(), key=lambda one: one[1].last_bytes - one[1].first_bytes)
+    return (
+        f"The memory of rank {rank} grows steadily: {most.first_bytes / 1e6:,.0f} MB early in the run, "
+        f"{most.last_bytes / 1e6:,.0f} MB {until}"
+    )
+
+
+def growing_memory(run: WholeRun, _view: View) -> Iterator[Finding]:
+    """Report processes whose memory grows over the whole run, which may end in an out-of-memory error."""
+    grown = {one.rank: one.steady_growth for one in run.ranks if one.steady_growth is not None}
+    title = memory_growth_line(grown)
+    if title is None:
+        return
+    steady = len(run.ranks) - len(grown)
+    others = f"; the memory of {count(steady, 'other rank')} does not grow" if steady else ""
+    minutes = max(one.duration_ns for one in grown.values()) / 60e9
+    yield Finding(
+        "growing-memory",
+        title,
+        f"resident memory of the process over {minutes:.1f} minutes, without the first tenth of them{others}",
+        KEEPS_TENSORS,
+        None,
+        may_be_meant=True,
+        subject={"rank": max(grown, key=lambda rank: grown[rank].last_bytes - grown[rank].first_bytes)},
+        numbers=only_known(num_ranks=len(grown)),
+    )
+
+
+KEEPS_TENSORS = (
+    "Find what keeps the data of earlier steps: a list of losses or outputs that keep their graphs (append loss.item() "
+    "or output.detach()), a queue or cache without a limit, or hooks that are registered again in each step. If the "
+    "process reads memory-mapped files, their pages count, too, and need no fix."
+)
+
+
 def uneven_work(run: WholeRun, view: View) -> Iterator[Finding]:
     """Report ranks that take turns at being the slowest rank, for which the other ranks wait in most steps."""
     uneven, steps = run.uneven, run.steps
@@ -593,6 +633,6 @@ _LESS_OFTEN = {
 WHOLE_RUN: Topic[Any, WholeRun] = Topic(
     "whole_run",
     sections={"whole-run": whole_run_tables},
-    rules=(long_steps, growing_steps, uneven_work),
+    rules=(long_steps, growing_steps, growing_memory, uneven_work),
     of_run=lambda view: view.whole_run,
 )

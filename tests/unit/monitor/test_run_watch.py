@@ -420,3 +420,16 @@ def test_growing_steps_are_told_when_their_length_doubles(tmp_path: Path) -> Non
         "Steps become longer and longer: 107 ms at the start, 242 ms now, mostly because of waiting for data (+135 ms)",
         "Steps become longer and longer: 130 ms at the start, 670 ms now, mostly because of waiting for data (+540 ms)",
     ]
+
+
+def test_growing_memory_is_told_when_it_doubles(tmp_path: Path) -> None:
+    said: list[str] = []
+    look = GrowthLook(said.append)
+    for seconds in (30, 60, 70, 400):
+        memory = {0: [400 * 10**6] * seconds, 1: [(400 + 20 * second) * 10**6 for second in range(seconds)]}
+        for rank, memory_bytes in memory.items():
+            write_pulse(tmp_path, rank, [MadeStep()] * 9, memory_bytes=memory_bytes)
+        look.at(tmp_path, 0.0, is_over=False)
+    first, second = said
+    assert first.startswith("The memory of rank 1 grows steadily: 480 MB early in the run, 960 MB now. Find what")
+    assert second.startswith("The memory of rank 1 grows steadily: 1,590 MB early in the run, 7,990 MB now. Find what")

@@ -42,6 +42,7 @@ from ddpprof.report import LightStepReport, Report
 from ddpprof.topics.data import INPUT_SIZES
 from ddpprof.topics.script_code import SCRIPT_CODE, CodeLine, RankCode
 from ddpprof.topics.whole_run import (
+    growing_memory,
     growing_steps,
     long_steps,
     pause_sentence,
@@ -222,6 +223,43 @@ def test_what_is_advised_on_growing_steps_depends_on_what_grows(tmp_path: Path) 
     assert found.advice.startswith("Find why loading a batch takes longer")
     assert [list(uneven_work(run, view)) != [] for run in runs] == [False, True]
     assert list(growing_steps(steady, view)) == []
+
+
+def of_memory(tmp_path: Path, *ranks_mb: Sequence[float]) -> WholeRun:
+    ranks = []
+    for number, memory_mb in enumerate(ranks_mb):
+        write_pulse(tmp_path, number, [MadeStep()] * 60, memory_bytes=[round(mb * 1e6) for mb in memory_mb])
+        ranks.append(whole_run_of_rank(number, read_pulse(tmp_path, number), with_course=number == 0))
+    return whole_run_of(tuple(ranks))
+
+
+STEADY_MB = [430, 425] * 20
+
+
+@pytest.mark.parametrize(
+    ("memory_mb", "found"),
+    [
+        pytest.param([500 + 100 * second for second in range(40)], (1_050, 4_250), id="leak"),
+        pytest.param([500 + 100 * second - 150 * (second % 2) for second in range(40)], (975, 4_175), id="saw-tooth"),
+        pytest.param([500] * 3 + [2000] * 37, None, id="first-steps"),
+        pytest.param([500] * 20 + [2000] * 20, None, id="jumps-once"),
+        pytest.param([1000 + 5 * second for second in range(40)], None, id="by-a-little"),
+        pytest.param([500 + 100 * second for second in range(19)], None, id="too-short"),
+        pytest.param(STEADY_MB, None, id="steady"),
+    ],
+)
+def test_memory_that_grows_steadily(memory_mb: list[float], found: tuple[int, int] | None, tmp_path: Path) -> None:
+    run = of_memory(tmp_path, STEADY_MB, memory_mb)
+    growth = run.ranks[1].steady_growth
+    assert (None if growth is None else (growth.first_bytes // 10**6, growth.last_bytes // 10**6)) == found
+    findings = list(growing_memory(run, View(2, 100 * MS)))
+    assert [one.rule for one in findings] == ([] if found is None else ["growing-memory"])
+    if found:
+        assert findings[0].title == (
+            f"The memory of rank 1 grows steadily: {found[0]:,} MB early in the run, {found[1]:,} MB at the end"
+        )
+        assert findings[0].evidence.endswith("the memory of 1 other rank does not grow")
+        assert findings[0].subject == {"rank": 1}
 
 
 @pytest.mark.parametrize(
