@@ -105,6 +105,10 @@ class Pause(msgspec.Struct, frozen=True):
     """ranks on which `part` takes longer; the other ranks wait for them. For the kind ``SAVE``: ranks that save"""
     every_ns: Int64 | None = None
     """time from one of the longer steps to the next, if it is constant; set only for the kind ``UNKNOWN``"""
+    grows_ns: tuple[Int64, Int64] | None = None
+    """additional time of the first and of the last of the longer steps, if it becomes longer and longer; set only for
+    the kind ``EVALUATION``
+    """
 
 
 class UnevenWork(msgspec.Struct, frozen=True):

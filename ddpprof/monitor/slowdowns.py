@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import combinations
 from math import inf
 from typing import TypeVar
 
@@ -101,8 +102,10 @@ def pauses_in(steps: JobSteps, slowdowns: Sequence[StepSlowdown] = ()) -> tuple[
         left &= ~mine
         if mine.any():
             extra_ns = int(left_ns[mine].sum())
-            where = _where_longer(steps, mine, extra_ns) if kind is PauseKind.EVALUATION else (None, ())
-            pauses.append(Pause(kind, int(mine.sum()), extra_ns, None, *where))
+            evaluates = kind is PauseKind.EVALUATION
+            where = _where_longer(steps, mine, extra_ns) if evaluates else (None, ())
+            grows_ns = _growth(left_ns[mine]) if evaluates else None
+            pauses.append(Pause(kind, int(mine.sum()), extra_ns, None, *where, grows_ns=grows_ns))
     long = left & ((steps.flags & ~int(StepFlag.SAVED)) == 0) & (left_ns > (_LONG - 1) * normal_ns)
     for one in slowdowns:
         long &= (steps.number < one.first_step) | (steps.number > (inf if one.last_step is None else one.last_step))
@@ -112,6 +115,20 @@ def pauses_in(steps: JobSteps, slowdowns: Sequence[StepSlowdown] = ()) -> tuple[
         every_ns = _regular_time(steps, long, normal_ns) if every is None else None
         pauses.append(Pause(PauseKind.UNKNOWN, int(long.sum()), extra_ns, every, part, ranks, every_ns=every_ns))
     return tuple(pauses)
+
+
+def _growth(pauses_ns: Int64Column) -> tuple[int, int] | None:
+    """Return the first and the last pause, if pauses become longer and longer, and at least twice as long."""
+    times_ns = pauses_ns.tolist()
+    pairs = [later > earlier for earlier, later in combinations(times_ns, 2)]
+    if len(times_ns) < _FEW_PAUSES or sum(pairs) < _NEARLY_ALL * len(pairs) or times_ns[-1] < 2 * times_ns[0]:
+        return None
+    return times_ns[0], times_ns[-1]
+
+
+_FEW_PAUSES = 4
+_NEARLY_ALL = 0.9
+"""pauses grow if the later one of two pauses is longer in at least this share of all pairs"""
 
 
 def _where_longer(steps: JobSteps, long: Flags, extra_ns: int) -> tuple[StepPart | None, tuple[int, ...]]:

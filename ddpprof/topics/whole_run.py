@@ -78,11 +78,13 @@ def whole_run_line(run: WholeRun | None, step_ns: int | None) -> Iterator[Sectio
     step = _at_first_and_last(run)
     if not step and run.steps.median_ns != step_ns:
         step = f"median step {in_ms(run.steps.median_ns)}"
-    paused_ns = sum(one.extra_ns for one in run.pauses if one.kind is not PauseKind.RECORDING)
+    pauses = [one for one in run.pauses if one.kind is not PauseKind.RECORDING]
+    paused_ns = sum(one.extra_ns for one in pauses)
     mean = f"mean step {in_ms(run.steps.mean_ns)}" if paused_ns > _MUCH * run.duration_ns else ""
     whole = f"Whole run: {count(run.num_steps, 'step')}, {duration(run.duration_ns)}"
     slower = [f"{count(len(run.slowdowns), 'slowdown')} (--section whole-run)"] if run.slowdowns else []
-    yield Line("; ".join(filter(None, (whole, mean, step, *_growth(run), *slower))))
+    much = [pause_sentence(one) for one in pauses if one.extra_ns >= _MUCH_OF_CHANCE * run.duration_ns]
+    yield Line("; ".join(filter(None, (whole, mean, step, *much, *_growth(run), *slower))))
     largest = max(run.slowdowns, key=lambda one: _took_ns(one, run), default=None)
     if largest is not None and _took_ns(largest, run) >= _NOTABLE * run.duration_ns:
         which = "The slowdown" if len(run.slowdowns) == 1 else "The largest slowdown"
@@ -358,7 +360,11 @@ def pause_sentence(pause: Pause) -> str:
     if pause.kind is PauseKind.RECORDING:
         recorded = f"the {pause.num_steps:,} {steps} that ddpprof recorded"
         return f"{recorded} took {took_s:.1f} s longer than the same number of other steps"
-    return f"{_PAUSES[pause.kind]} took {took_s:.1f} s in {pause.num_steps:,} {steps}"
+    grows = ""
+    if pause.grows_ns is not None:
+        first_s, last_s = (ns / _NS_PER_S for ns in pause.grows_ns)
+        grows = f", {first_s:.1f} s in the first and {last_s:.1f} s in the last"
+    return f"{_PAUSES[pause.kind]} took {took_s:.1f} s in {pause.num_steps:,} {steps}{grows}"
 
 
 def long_steps(run: WholeRun, view: View) -> Iterator[Finding]:

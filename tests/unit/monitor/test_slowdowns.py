@@ -90,6 +90,23 @@ def test_long_steps_of_a_slowdown_are_not_counted_again(last_step: int | None, n
     assert (found.kind, found.num_steps) == (PauseKind.UNKNOWN, num_left)
 
 
+@pytest.mark.parametrize(
+    ("extra_ms", "grows_ms"),
+    [
+        pytest.param((10, 40, 90, 160), (10, 160), id="each-is-longer"),
+        pytest.param((10, 40, 90), None, id="few"),
+        pytest.param((100, 110, 120, 130), None, id="by-a-little"),
+        pytest.param((10, 90, 40, 160), None, id="up-and-down"),
+    ],
+)
+def test_evaluations_that_become_longer_and_longer(extra_ms: tuple[int, ...], grows_ms: tuple[int, int] | None) -> None:
+    rows = [row for ms in extra_ms for row in ({}, {"evaluation": float(ms), "flags": StepFlag.EVALUATED})]
+    steps = common_steps({0: steps_of(rows)})
+    assert steps is not None
+    (found,) = pauses_in(steps)
+    assert found.grows_ns == (None if grows_ms is None else tuple(ms * MS for ms in grows_ms))
+
+
 def test_without_normal_steps_nothing_is_known() -> None:
     steps = common_steps({0: steps_of([{"flags": StepFlag.SAVED}] * 3)})
     assert steps is not None

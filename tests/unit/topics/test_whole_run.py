@@ -48,6 +48,7 @@ from ddpprof.topics.whole_run import (
     pause_sentence,
     slowdown_sentence,
     uneven_work,
+    whole_run_line,
 )
 
 
@@ -125,6 +126,16 @@ def test_how_ranks_stand_and_differ(whole: Report) -> None:
         "own: step time minus waits for other ranks; rank 1 takes 10.0 ms longer than the other rank; times are means "
         "over all steps, including evaluation and checkpoints"
     )
+
+
+def test_the_first_screen_names_a_long_pause(whole: Report) -> None:
+    run = whole.whole_run
+    assert run is not None
+    for extra_ns, is_named in ((run.duration_ns // 4, True), (run.duration_ns // 6, False)):
+        pauses = (Pause(PauseKind.SAVE, 1, 1), Pause(PauseKind.EPOCH, 2, extra_ns))
+        (line,) = whole_run_line(replace(run, pauses=pauses, slowdowns=()), None)
+        assert isinstance(line, Line)
+        assert ("new epochs took 9.2 s in 2 steps" in line.text) is is_named
 
 
 def test_the_first_screen_has_one_line(whole: Report) -> None:
@@ -437,6 +448,10 @@ def test_times_of_day_follow_the_steps() -> None:
 def test_pauses_are_told_apart() -> None:
     pause = Pause(PauseKind.SAVE, 12, 3_400 * MS)
     assert pause_sentence(pause) == "checkpoints took 3.4 s in 12 steps"
+    evaluations = Pause(PauseKind.EVALUATION, 10, 54_600_000_000, grows_ns=(300_000_000, 14_100_000_000))
+    assert (
+        pause_sentence(evaluations) == "evaluation took 54.6 s in 10 steps, 0.3 s in the first and 14.1 s in the last"
+    )
     recorded = Pause(PauseKind.RECORDING, 15, 3_100 * MS)
     assert (
         pause_sentence(recorded)
