@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,34 @@ def test_watching_changes_nothing_and_tells_of_every_step(torchrun: Run, ddpprof
         assert all((part > 0).all() for part in parts)
         assert (sum(parts) <= pulse.steps.length_ns).all()
     assert left_in_memory(tmp_path / "run") == []
+
+
+def test_a_job_that_swallows_an_error_has_not_ended_well(ddpprof: Run) -> None:
+    watched = ddpprof("watch", "--out", "run", *TWO, *script("failing.py", "--how", "swallow"))
+    assert watched.returncode == 0, watched.stderr
+    said = "raining ended without an error, but rank 1 ran 1 backward pass fewer than rank 0"
+    assert said in watched.stderr
+    diagnosed = ddpprof("diagnose", "run")
+    assert (diagnosed.returncode, said in diagnosed.stderr) == (0, True), diagnosed.stderr
+
+
+@pytest.mark.slow
+def test_a_job_that_waits_for_a_rank_that_was_not_started(tmp_path: Path) -> None:
+    """Two ranks of three; the launcher speaks after a minute."""
+    (path,) = script("torchrun_plain.py")
+    ranks = [f"RANK={rank} LOCAL_RANK={rank} {sys.executable} {path} &" for rank in (0, 1)]
+    (tmp_path / "launch.sh").write_text("\n".join([*ranks, "wait"]))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "3"}
+    with started(*DDPPROF, "watch", "--out", "run", "--", "sh", "launch.sh", cwd=tmp_path, **address) as watching:
+        assert watching.stderr is not None
+        lines = (line for line in watching.stderr if "no rank has begun to train" in line)
+        line = next(lines)
+        watching.send_signal(signal.SIGINT)
+        watching.communicate()
+    assert "WORLD_SIZE is 3, so all of these ranks wait for rank 2: start it" in line
+    assert "Started on this host: rank 0 (process " in line
 
 
 @pytest.mark.long

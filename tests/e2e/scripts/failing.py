@@ -42,6 +42,12 @@ def main():
     parser.add_argument("--how", required=True)
     parser.add_argument("--spawn", action="store_true", help="start two ranks with mp.spawn")
     args = parser.parse_args()
+    if args.how == "swallow":  # the error of rank 1, and that of rank 0 because its peer has left
+        try:
+            train("raise")
+        except Exception as error:
+            print(f"stopped early: {error}", flush=True)
+        return
     if not args.spawn:
         train(args.how)
         return
