@@ -238,7 +238,7 @@ _MOST_QUESTIONS = 4096
 def holder_of(directory: Path) -> str | None:
     """Return the PID of the process on this host that has reserved `directory`, or ``None`` if there is none.
 
-    The PID is ``"unknown"`` if processes have asked for it too often.
+    The result is ``"unknown"`` after `_MOST_QUESTIONS` calls for this reservation.
     """
     return _holder_of(_reserved_name(directory))
 

@@ -277,7 +277,7 @@ class Finding:
     may_be_meant: bool = False
     """True if the reported behavior may be intended"""
     is_left_out_of_trials: bool = False
-    """True if `ddpprof try` cannot measure the gain because the gain is about saving files, which trials do not do"""
+    """True if `ddpprof try` cannot measure the gain because it comes from how files are saved, and trials save none"""
     is_in_few_steps: bool = False
     """True if the problem costs time in only a few, long steps; `ddpprof try` then compares means over many steps"""
     subject: Mapping[str, int | str] = field(default_factory=dict, hash=False)

@@ -83,7 +83,7 @@ class Promise:
 
     @property
     def least_ns(self) -> int:
-        """Lower end of the predicted gain."""
+        """Lower end of the interval of the predicted gain, in ns."""
         return max(0, self.predicted.low_ns) if self.predicted is not None else 0
 
 

@@ -71,7 +71,7 @@ def is_at_limit() -> bool:
 
 
 _AT_LIMIT = re.compile(r"(?:recompile|cache_size)[ _]limit", re.IGNORECASE)
-"""pattern for the name under which PyTorch counts a reached limit, such as ``"cache_size_limit reached"`` in torch 2.6
+"""pattern for the name of PyTorch's counter of reached limits, such as ``"cache_size_limit reached"`` in torch 2.6
 """
 
 

@@ -130,7 +130,7 @@ def rank_end(record: Record, modules: Sequence[DdpModule] | None = None) -> Rank
 
 
 def with_exits(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> tuple[RankEnd, ...]:
-    """Add the exit codes recorded by the parent processes to the ends of the ranks."""
+    """Add the exit codes that parent processes recorded to what is known of how the ranks ended."""
 
     def seen(end: RankEnd) -> RankEnd:
         found = next((one for one in exits if one.exit_code and _is_of(one, end)), None)

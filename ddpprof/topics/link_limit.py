@@ -527,7 +527,7 @@ def slow_link(limit: LinkLimit, view: View) -> Iterator[Finding]:
         names = [_machine(end, view) for end in ends]
         yield Finding(
             "slow-link",
-            f"The network link {'of' if len(names) == 1 else 'from'} {' to '.join(names)} is by far the slowest, with "
+            f"The network link {'of' if len(names) == 1 else 'from'} {' to '.join(names)} is by far the slowest, at "
             f"{gigabytes_per_s(reached)} GB/s",
             f"the {count(len(others), 'other link')} between machines reach at least {gigabytes_per_s(least)} GB/s "
             "while they send, according to the kernel's counters for the connections",

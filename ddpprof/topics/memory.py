@@ -369,7 +369,7 @@ def measure_model_memory(record: Record, modules: Sequence[DdpModule]) -> ModelM
 
 
 def _gradient_bytes(modules: Sequence[DdpModule]) -> int:
-    """Return the bytes of all dense gradients. The size of sparse gradients is unknown."""
+    """Return the total size of all dense gradients. The size of sparse gradients is unknown."""
     return sum(one.num_bytes for module in modules for one in module.parameters if not one.is_sparse)
 
 

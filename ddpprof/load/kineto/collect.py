@@ -59,8 +59,8 @@ from ddpprof.load.lenient_json import NeedsExactTimesError, as_int, integers, na
 from ddpprof.model import UNKNOWN, Int64Column
 
 _MERGE_ROWS = 100_000
-"""to save memory, nested ops are dropped when there are this many rows, and again each time that the number of rows
-kept has about tripled
+"""to save memory, nested ops are dropped when there are this many rows, and again whenever the number of remaining rows
+has about tripled
 """
 
 _MOST_NAMES = 100_000

@@ -289,7 +289,7 @@ def _fastest(points: Sequence[SweepPoint]) -> str:
         ratio, fastest = min(faster, key=lambda one: one[0].ratio)
         return f"Fastest: {_name(fastest, points)}: {interval(ratio)} × the time of {first}{work}."
     if len(beyond) == len(points) - 1:
-        return f"Fastest: {first}. All other configurations are slower{work} by more than noise."
+        return f"Fastest: {first}. All other configurations are slower{work} by more than the noise."
     shown = max(ratio.high / ratio.ratio - 1 for _, ratio in compared if ratio.high is not None)
     rounds = count(len(points[0].rounds_ns), "round")
     return (

@@ -422,13 +422,13 @@ def with_connections(
     [
         pytest.param(
             {(0, 3): 120, (1, 0): 110, (2, 1): 55, (3, 2): 60},
-            "The network link of node2 (rank 2) is by far the slowest, with 0.055 GB/s",
+            "The network link of node2 (rank 2) is by far the slowest, at 0.055 GB/s",
             "the 2 other links between machines reach at least 0.11 GB/s",
             id="both-directions",
         ),
         pytest.param(
             {(0, 3): 120, (1, 0): 110, (2, 1): 55, (3, 2): 115},
-            "The network link from node2 (rank 2) to node1 (rank 1) is by far the slowest, with 0.055 GB/s",
+            "The network link from node2 (rank 2) to node1 (rank 1) is by far the slowest, at 0.055 GB/s",
             "the 3 other links between machines reach at least 0.11 GB/s",
             id="one-direction",
         ),
