@@ -478,7 +478,7 @@ def _examine_end(directory: Path, evidence: tuple[RankEvidence, ...]) -> Examina
     hang = hung_at_last(directory) if is_over or some_died else None
     if hang is not None:
         return Examination(hang, evidence=evidence, is_over=is_over, hung_at_last=True)
-    if some_died and (not was_interrupted or any(map(_failed_by_itself, evidence))):
+    if some_died and (not was_interrupted or _failed_before(evidence)):
         return Examination(judge(evidence), evidence=evidence, is_over=is_over)
     lingers = judge_exit(evidence)
     if lingers is None and not is_over:
@@ -486,10 +486,12 @@ def _examine_end(directory: Path, evidence: tuple[RankEvidence, ...]) -> Examina
     return Examination(lingers, evidence=evidence, is_over=is_over, was_interrupted=was_interrupted)
 
 
-def _failed_by_itself(one: RankEvidence) -> bool:
-    """Return True if an error of its own ended the rank, and not the end of another rank or of the job."""
-    failed = one.record is not None and (one.record.ended or "").startswith("failed")
-    return failed and not lost_a_peer(one)
+def _failed_before(evidence: Sequence[RankEvidence]) -> bool:
+    """Return True if an error of its own ended a rank before the user interrupted the job."""
+    interrupted_ns = min((one.state.ended_ns for one in evidence if one.state.ended == Ended.INTERRUPTED), default=None)
+    failed = [one for one in evidence if one.record is not None and (one.record.ended or "").startswith("failed")]
+    by_itself = [one.state.ended_ns for one in failed if not lost_a_peer(one)]
+    return any(interrupted_ns is None or ended_ns < interrupted_ns for ended_ns in by_itself)
 
 
 def hung_at_last(directory: Path) -> Verdict | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def end(run: Path, *ends: Ended) -> None:
-    for rank, ended in enumerate(ends):
-        write_pulse(run, rank, [MadeStep()] * 10, ended=ended)
+def end(run: Path, *ends: Ended, at_ns: Sequence[int] = (9, 9)) -> None:
+    for rank, (ended, ended_ns) in enumerate(zip(ends, at_ns, strict=False)):
+        write_pulse(run, rank, [MadeStep()] * 10, ended=ended, ended_ns=ended_ns)
 
 
 @pytest.mark.parametrize(
@@ -80,14 +81,24 @@ def test_a_job_that_its_user_stopped_has_not_failed(run: Path, capsys: pytest.Ca
     assert capsys.readouterr().err == said
 
 
-def test_a_job_that_failed_before_its_user_stopped_it(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    end(run, Ended.INTERRUPTED, Ended.FAILED)
+@pytest.mark.parametrize(
+    ("other", "at_ns", "has_failed"),
+    [
+        pytest.param(Ended.INTERRUPTED, (9, 8), True, id="before"),
+        pytest.param(Ended.INTERRUPTED, (9, 10), False, id="because-of-it"),
+        pytest.param(Ended.FINISHED, (9, 10), True, id="no-rank-was-interrupted"),
+    ],
+)
+def test_a_job_that_failed_before_its_user_stopped_it(
+    other: Ended, at_ns: Sequence[int], has_failed: bool, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    end(run, other, Ended.FAILED, at_ns=at_ns)
     failed = record(1, ended="failed: ValueError: boom", num_steps=20)
     facts = {"format": rundir.FORMAT, **structs.asdict(failed)}
     rundir.write_json(run / rundir.facts_file(1), to_builtins(facts))
     (run / "exits.jsonl").write_text('{"exit_code": -2, "is_job": true, "interrupted": true}\n')
-    assert main(["diagnose", str(run)]) == 1
-    assert "rank 1 has died: ValueError: boom" in capsys.readouterr().out
+    assert main(["diagnose", str(run)]) == int(has_failed)
+    assert ("rank 1 has died: ValueError: boom" in capsys.readouterr().out) is has_failed
 
 
 def test_a_job_that_its_user_stopped_while_it_hung(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
