@@ -2,7 +2,7 @@
 
 python analyses/advice/collect.py [--resume] [--only NAME …] [--every N] [--out FILE]
 
-It needs root, for `ip`, and four hours on a quiet machine; --resume keeps what is there already, --every 10
+It needs root, for `ip`, and five hours on a quiet machine; --resume keeps what is there already, --every 10
 runs a tenth of the cases.
 """
 

@@ -63,7 +63,7 @@ PLANTS = {
     "unused_forwards": Plant(("unused-forwards",), ("mlp", "convnet"), (None, 1), is_mended_by_ddpprof=False),
     "recompiled": Plant(("recompilations",), ("mlp",), is_mended_by_ddpprof=False),
     "other_traffic": Plant(("other-traffic",), ("mlp", "transformer"), (1,), is_mended_by_ddpprof=False),
-    "calls_in_a_row": Plant(("rpcs-in-a-row",), ("mlp",), (None, 1), is_mended_by_ddpprof=False),
+    "calls_in_a_row": Plant(("rpcs-in-a-row",), ("mlp",), is_mended_by_ddpprof=False),
 }
 """what is planted, by its name"""
 
