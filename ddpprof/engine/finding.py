@@ -116,7 +116,7 @@ TRACK_RECORD: Mapping[str, Tried] = {
     "dense-embedding-gradients": Tried(1, 1),
     "idle-for-data": Tried(2, 2),
     "reduces-every-pass": Tried(5, 5),
-    "trailing-communication": Tried(22, 22),
+    "trailing-communication": Tried(25, 25),
 }
 """for each rule, its trials that had a clear result, from `analyses/advice/results.json`; rules that are missing have
 not been tried
