@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Protocol
 
 from ddpprof import rundir
-from ddpprof.model.hang import LONG_START_S
 
 Say = Callable[[str], None]
 
@@ -113,6 +112,8 @@ class RunWatch:
 
     def _tell_of_start(self) -> None:
         """Report once that no rank has begun to train for a long time, and which ranks have started on this host."""
+        from ddpprof.model.hang import LONG_START_S  # not with this module, which `--help` imports
+
         if self._tells_of_start and _now_s() - self._began_s > LONG_START_S:
             from ddpprof.monitor.processes import start_line, starting_job
 

@@ -241,7 +241,7 @@ def test_a_job_that_waits_for_something_outside_or_whose_training_is_over_is_nev
 def test_a_long_start_is_told_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     said: list[str] = []
     monkeypatch.setattr(run_watch, "_FIRST_LOOK_S", 0.0)
-    monkeypatch.setattr(run_watch, "LONG_START_S", 0.3)
+    monkeypatch.setattr("ddpprof.model.hang.LONG_START_S", 0.3)
     monkeypatch.setattr("ddpprof.monitor.processes.LONG_START_S", 0.0)
     watch = RunWatch(tmp_path, said.append, kill_after_s=None)
     watch.start()
