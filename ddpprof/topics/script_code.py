@@ -378,12 +378,21 @@ def _taken(
     """Return the time that lines take on every rank; ``None`` if it is less than this share of the step."""
     least = min(ranks, key=time_of)
     took_ns = time_of(least)
-    if not view.step_ns or took_ns < share * view.step_ns:
+    if not view.step_ns or took_ns < share * view.step_ns or not _is_sampled_often(least, took_ns):
         return None
     lines = sorted(least.lines, key=time_of, reverse=True)
     named = [one for one in lines if time_of(one) >= _WORTH_NAMING * took_ns][:_MOST_LINES]
     said = "; ".join(f"{one.short}: {in_ms(time_of(one))}" for one in named)
     return _Taken(least, took_ns, view.without_profiler(took_ns), lines[0], said)
+
+
+def _is_sampled_often(rank: RankCode, took_ns: int) -> bool:
+    """Return False if only a few samples, perhaps by chance, show that lines take `took_ns` per step."""
+    return took_ns * rank.num_steps >= _LEAST_SAMPLED_NS
+
+
+_LEAST_SAMPLED_NS = 10_000_000
+"""least total time of reported lines in the profiled steps: five samples, of which there is one every 2 ms"""
 
 
 def _sampled_in(rank: RankCode, view: View) -> str:
@@ -441,7 +450,8 @@ def code_outside_passes(ranks: Sequence[RankCode], view: View) -> Iterator[Findi
     took = {one: one.outside_ns + (one.loss_ns if has_loss else 0) for one in least.lines}
     took_ns = sum(took.values())
     own_ns = sum(one.own_outside_ns for one in least.lines)
-    if not step_ns or (took_ns < _MUCH_OUTSIDE * step_ns and own_ns < _MUCH_OF_OWN * step_ns):
+    is_much = took_ns >= _MUCH_OUTSIDE * step_ns or own_ns >= _MUCH_OF_OWN * step_ns
+    if not step_ns or not is_much or not _is_sampled_often(least, took_ns):
         return
     lines = sorted((one for one in took if took[one] >= _WORTH_NAMING * took_ns), key=lambda one: -took[one])
     named = ", ".join(f"{one.short} ({in_ms(view.without_profiler(took[one]))})" for one in lines[:_MOST_LINES])

@@ -347,6 +347,15 @@ def test_gains_are_those_of_steps_without_the_profiler(rule: Any) -> None:
     assert "sampled in 5 profiled steps of rank 0, which take 1.60 × as long as other steps" in found.evidence
 
 
+@pytest.mark.parametrize("rule", [script_code, code_in_backward, code_outside_passes, metrics_in_step])
+@pytest.mark.parametrize(("took_ns", "is_found"), [(1_900_000, False), (2 * MS, True)])
+def test_a_few_samples_show_nothing(rule: Any, took_ns: int, is_found: bool) -> None:
+    """In steps of 10 ms, a sample every 2 ms is a fifth of the step; it may hit any line by chance."""
+    times = {"backward_ns": took_ns, "outside_ns": took_ns, "own_outside_ns": took_ns, "metric_ns": took_ns}
+    rank = RankCode(0, 5, (CodeLine(LOG, took_ns, 0, **times),))
+    assert bool(list(rule((rank,), View(2, 10 * MS)))) is is_found
+
+
 def test_without_a_forward_of_ddp_nothing_is_outside_the_passes() -> None:
     found = measure_code(rank(), [0])
     assert found is not None
