@@ -53,7 +53,7 @@ def test_a_job_that_swallows_an_error_has_not_ended_well(ddpprof: Run) -> None:
     assert (diagnosed.returncode, said in diagnosed.stderr) == (0, True), diagnosed.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_job_that_waits_for_a_rank_that_was_not_started(tmp_path: Path) -> None:
     """Two ranks of three; the launcher speaks after a minute."""
     (path,) = script("torchrun_plain.py")
