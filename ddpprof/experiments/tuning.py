@@ -307,7 +307,7 @@ class Tuning:
         return match_losses(as_it_is, self._losses_of(number), order_is_kept)
 
     def _ratios(self, fates: Sequence[Fate]) -> dict[int, Ratio | None]:
-        """Return each variant's step time divided by the unchanged job's. Running variants share a noise estimate."""
+        """Return step times relative to the unchanged job, by variant. Variants still tried share a noise estimate."""
         as_it_is, *others = map(self._rounds, range(len(self.experiment.variants)))
         going_on = {number: rounds for number, rounds in enumerate(others, NOW + 1) if fates[number] is Fate.TRIED}
         compared = (as_it_is, *going_on.values())

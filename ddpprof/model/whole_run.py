@@ -5,8 +5,10 @@ Times are in ns since 1970, and durations are in ns per step.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import combinations
 
 import msgspec
 
@@ -335,8 +337,18 @@ class WholeRun:
     @property
     def usual_stretches(self) -> list[Stretch]:
         """Stretches of the rank `shown` in which at least half of the steps have no `StepFlag`."""
-        stretches = self.shown.stretches if self.shown is not None else ()
-        return [one for one in stretches if 2 * one.num_flagged <= one.num_steps]
+        return usual_of(self.shown.stretches if self.shown is not None else ())
+
+
+def usual_of(stretches: Iterable[Stretch]) -> list[Stretch]:
+    """Return the stretches in which at least half of the steps have no `StepFlag`."""
+    return [one for one in stretches if 2 * one.num_flagged <= one.num_steps]
+
+
+def share_of_rises(values: Sequence[float]) -> float:
+    """Return the share of pairs of values in which the later value is larger: 1 if they only rise, 0.5 by chance."""
+    pairs = [later > earlier for earlier, later in combinations(values, 2)]
+    return sum(pairs) / len(pairs) if pairs else 0.0
 
 
 LEAST_STEPS = 20

@@ -216,9 +216,14 @@ class HangDetector:
         return []
 
 
+def _tries_again(one: RankEvidence) -> bool:
+    """Return True if a rank sleeps between two polls, or between two tries of something that failed."""
+    return one.wait is Wait.SLEEP and polls(one.stack, one.facts.error is not None)
+
+
 def _by_itself(one: RankEvidence) -> str | None:
     """Return what a rank that sleeps waits for, if it started this itself; ``None`` if it works, saves or evaluates."""
-    if one.wait is Wait.SLEEP and polls(one.stack, one.facts.error is not None):
+    if _tries_again(one):
         return "its next try, sleeping in a loop"
     if awaits_a_program(one.stack) and one.workers and not (one.computes or one.helpers_compute):
         return "a program that it started"
@@ -417,7 +422,7 @@ def pause_limit_s(one: RankEvidence) -> float:
         return _ON_PURPOSE_S if flags & StepFlag.EVALUATED or evaluates else _WORKS_S
     if one.facts.saves_in_thread and is_at_a_lock(one.stack) and not awaits_others:
         return _ON_PURPOSE_S
-    if one.wait is Wait.SLEEP and polls(one.stack, one.facts.error is not None) and not awaits_others:
+    if _tries_again(one) and not awaits_others:
         return _POLLS_S
     may_wait = not one.stack or is_at_a_lock(one.stack) or one.identity.device not in (None, "cpu")
     may_wait |= outside_wait(one) is not None

@@ -14,7 +14,7 @@ from msgspec import structs
 from ddpprof import own_files, rundir
 from ddpprof.model.hang import Fault, Hint, Standstill, Verdict
 from ddpprof.model.pulse import Ended, Pulse
-from ddpprof.model.whole_run import StepSlowdown
+from ddpprof.model.whole_run import StepSlowdown, usual_of
 from ddpprof.monitor.evidence import dump_stacks, gather
 from ddpprof.monitor.hang_detector import HangDetector, examine
 from ddpprof.monitor.judge import judge_end
@@ -31,7 +31,7 @@ from ddpprof.monitor.slowdowns import SlowdownWatch, common_steps, with_pauses, 
 from ddpprof.monitor.whole_run import history, nonfinite_steps, steady_growth, stretches
 from ddpprof.topics.hang_words import standstill_line, verdict_lines
 from ddpprof.topics.losses import nonfinite_finding
-from ddpprof.topics.whole_run import KEEPS_TENSORS, growth_of, memory_growth_line, slowdown_sentence
+from ddpprof.topics.whole_run import KEEPS_TENSORS, growth_of, memory_growth_line, most_grown, slowdown_sentence
 
 Say = Callable[[str], None]
 
@@ -210,7 +210,7 @@ class GrowthLook:
             return
         self._tell_of_memory(directory, pulses)
         rows = history(pulses[min(pulses)])
-        ranges = [one for one in stretches(rows, _NUM_RANGES) if 2 * one.num_flagged <= one.num_steps]
+        ranges = usual_of(stretches(rows, _NUM_RANGES))
         growth = growth_of(ranges)
         if growth is None or ranges[-1].end_ns - ranges[0].start_ns < _LONG_GROWTH_S * 1e9:
             return
@@ -220,13 +220,13 @@ class GrowthLook:
 
     def _tell_of_memory(self, directory: Path, pulses: Mapping[int, Pulse]) -> None:
         """Report memory that has doubled since the start of the run, and again when it has doubled since."""
-        found = {rank: steady_growth(pulse.samples) for rank, pulse in pulses.items()}
-        grown = {rank: one for rank, one in found.items() if one is not None}
-        line, last_bytes = memory_growth_line(grown, "now"), max((one.last_bytes for one in grown.values()), default=0)
-        first_bytes = max((one.first_bytes for one in grown.values()), default=0)
-        if line is not None and last_bytes >= _MUCH_GROWN * self._told_bytes.get(directory, first_bytes):
-            self._told_bytes[directory] = last_bytes
-            self._say(f"{line}. {KEEPS_TENSORS}")
+        most = most_grown({rank: steady_growth(pulse.samples) for rank, pulse in pulses.items()})
+        if most is None:
+            return
+        rank, growth = most
+        if growth.last_bytes >= _MUCH_GROWN * self._told_bytes.get(directory, growth.first_bytes):
+            self._told_bytes[directory] = growth.last_bytes
+            self._say(f"{memory_growth_line(rank, growth, 'now')}. {KEEPS_TENSORS}")
 
 
 _NUM_RANGES = 10

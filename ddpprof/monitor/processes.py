@@ -17,7 +17,7 @@ from ddpprof.child_processes import children, descendants
 from ddpprof.linux_files import OF_MACHINE, is_frozen, number_in, stat_of
 from ddpprof.model.hang import LONG_START_S, StartingJob
 from ddpprof.model.overdue import Wait
-from ddpprof.words import ranks_in_words
+from ddpprof.words import listed, ranks_in_words
 
 _CALLS_ON_FILES = {"x86_64": {0, 1, 17, 18, 19, 20}, "aarch64": {63, 64, 65, 66, 67, 68}}
 """for each machine type: numbers of the system calls read and write, and of their variants"""
@@ -203,9 +203,8 @@ def start_line(job: StartingJob) -> str:
         return "no rank is training yet. Try again in a few seconds."
     said = f"no rank has begun to train within {job.seconds:.0f} s. "
     if job.ranks:
-        named = ", ".join(f"rank {rank} (process {pid})" for rank, pid in list(job.ranks.items())[:_MOST_STARTED])
-        more = f" and {len(job.ranks) - _MOST_STARTED} more" if len(job.ranks) > _MOST_STARTED else ""
-        said += f"Started on this host: {named}{more}. "
+        named = [f"rank {rank} (process {pid})" for rank, pid in job.ranks.items()]
+        said += f"Started on this host: {listed(named, _MOST_STARTED)}. "
     left = sorted(set(range(min(job.world_size or 0, _MOST_RANKS))) - job.ranks.keys()) if job.ranks else []
     if left:
         said += (

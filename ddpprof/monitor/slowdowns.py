@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import combinations
 from math import inf
 from typing import TypeVar
 
@@ -27,7 +26,16 @@ import numpy as np
 
 from ddpprof.model.pulse import Pulse, PulseSteps, PulseSummaries, StepFlag
 from ddpprof.model.tables import UNKNOWN, Int64Column, rows_of
-from ddpprof.model.whole_run import Pause, PauseKind, SlowdownCause, Slowdowns, StepPart, StepSlowdown, UnevenWork
+from ddpprof.model.whole_run import (
+    Pause,
+    PauseKind,
+    SlowdownCause,
+    Slowdowns,
+    StepPart,
+    StepSlowdown,
+    UnevenWork,
+    share_of_rises,
+)
 from ddpprof.monitor.causes import Portrait, RankChange, Reason, at_fault, parts_of, portrait, reason_for
 from ddpprof.monitor.level_shifts import OF_SUMMARIES, Flags, LevelShift, LevelShifts
 
@@ -120,8 +128,7 @@ def pauses_in(steps: JobSteps, slowdowns: Sequence[StepSlowdown] = ()) -> tuple[
 def _growth(pauses_ns: Int64Column) -> tuple[int, int] | None:
     """Return the first and the last pause, if pauses become longer and longer, and at least twice as long."""
     times_ns = pauses_ns.tolist()
-    pairs = [later > earlier for earlier, later in combinations(times_ns, 2)]
-    if len(times_ns) < _FEW_PAUSES or sum(pairs) < _NEARLY_ALL * len(pairs) or times_ns[-1] < 2 * times_ns[0]:
+    if len(times_ns) < _FEW_PAUSES or share_of_rises(times_ns) < _NEARLY_ALL or times_ns[-1] < 2 * times_ns[0]:
         return None
     return times_ns[0], times_ns[-1]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from itertools import combinations
 
 import numpy as np
 
@@ -34,6 +33,7 @@ from ddpprof.model.whole_run import (
     Slowdowns,
     Stretch,
     WholeRun,
+    share_of_rises,
 )
 
 _LATEST_NS = 1 << 62
@@ -251,8 +251,7 @@ def steady_growth(samples: PulseSamples) -> MemoryGrowth | None:
         return None
     medians = [float(np.median(part)) for part in np.array_split(samples.memory_bytes, 10)[1:]]
     first, last = medians[0], medians[-1]
-    pairs = [later > earlier for earlier, later in combinations(medians, 2)]
-    if sum(pairs) < _NEARLY_ALL * len(pairs) or last - first < max(_MUCH_MEMORY, _MUCH_GROWTH * first):
+    if share_of_rises(medians) < _NEARLY_ALL or last - first < max(_MUCH_MEMORY, _MUCH_GROWTH * first):
         return None
     return MemoryGrowth(round(first), round(last), int(samples.at_ns[-1] - samples.at_ns[0]))
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from ddpprof.engine.finding import Finding, only_known
 from ddpprof.engine.topic import ReportView, Topic, View
-from ddpprof.intervals import union
+from ddpprof.intervals import Spans, union
 from ddpprof.layout import ABSENT, Line, Section, clean, cut_off, in_ms, ms, notes, table_of
 from ddpprof.model import Record, RpcCall, StepMode
 from ddpprof.statistics import median_known
@@ -77,11 +77,15 @@ def measure_rpc(record: Record) -> RankRpc | None:
     )
 
 
-def _length(calls: Sequence[RpcCall]) -> int:
-    """Return the length of the union of the answered calls, in ns."""
+def spans_of(calls: Iterable[RpcCall], epoch_ns: int = 0) -> Spans:
+    """Return the union of the answered calls, in ns since `epoch_ns`."""
     times = [(call.start_ns, call.end_ns) for call in calls if call.end_ns is not None]
-    spans = np.array(times, np.int64).reshape(-1, 2)
-    return union(spans[:, 0], spans[:, 1]).total_ns
+    spans = np.array(times, np.int64).reshape(-1, 2) - epoch_ns
+    return union(spans[:, 0], spans[:, 1])
+
+
+def _length(calls: Sequence[RpcCall]) -> int:
+    return spans_of(calls).total_ns
 
 
 def _calls(key: tuple[str, str, str], of_steps: Sequence[Sequence[RpcCall]]) -> RpcCalls:

@@ -38,6 +38,7 @@ from ddpprof.layout import Section, clean, count, in_ms, ms, percent, table_of
 from ddpprof.model import UNKNOWN, CodeSamples, Mark, Rank, Trace
 from ddpprof.model.backends import is_accelerator
 from ddpprof.topics.buckets.steps import calls_in_backward
+from ddpprof.topics.rpc import spans_of
 from ddpprof.topics.steps.breakdown import StepSplit, split_step, step_window
 from ddpprof.topics.steps.overlap import marked_spans
 
@@ -210,7 +211,7 @@ def line_during(rank: Rank, spans: Spans) -> str | None:
 
 
 def _optimizers(rank: Rank, trace: Trace) -> Spans:
-    """Return the spans of the optimizers, excluding the closures that they call, if these are recorded."""
+    """Return the spans of the optimizers, excluding the closures that they call if closures are recorded."""
     recorded = [one for step in rank.training_steps for one in step.optimizers]
     if not recorded or trace.epoch_ns is None:
         return marked_spans(trace, Mark.OPTIMIZER)
@@ -347,10 +348,8 @@ def _communication(trace: Trace) -> Spans:
 
 def _remote_calls(rank: Rank, trace: Trace) -> Spans:
     """Return the spans of synchronous RPCs, which have a topic of their own."""
-    recorded = [call for step in rank.training_steps for call in step.rpc if call.kind == "sync"]
-    answered = [(call.start_ns, call.end_ns) for call in recorded if call.end_ns is not None]
-    times = np.array(answered, np.int64).reshape(-1, 2) - (trace.epoch_ns or 0)
-    return union(times[:, 0], times[:, 1])
+    recorded = (call for step in rank.training_steps for call in step.rpc if call.kind == "sync")
+    return spans_of(recorded, trace.epoch_ns or 0)
 
 
 def _long(idle: Spans) -> Spans:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import combinations
 from typing import Any
 
 from ddpprof import rundir
@@ -39,6 +38,7 @@ from ddpprof.model.whole_run import (
     StepSlowdown,
     Stretch,
     WholeRun,
+    share_of_rises,
 )
 from ddpprof.statistics import mean_known, median_known
 from ddpprof.topics.data import INPUT_SIZES, load_in_advance, training_loaders
@@ -469,8 +469,8 @@ def growth_of(stretches: Sequence[Stretch]) -> Growth | None:
     if len(stretches) < _LEAST_STRETCHES or num_steps < LEAST_STEPS * 2:
         return None
     first, last = stretches[0], stretches[-1]
-    pairs = [later.median_ns > earlier.median_ns for earlier, later in combinations(stretches, 2)]
-    if sum(pairs) < _NEARLY_ALWAYS * len(pairs) or last.median_ns < _MUCH_LONGER * first.median_ns:
+    rises = share_of_rises([one.median_ns for one in stretches])
+    if rises < _NEARLY_ALWAYS or last.median_ns < _MUCH_LONGER * first.median_ns:
         return None
     at_start, at_end = _parts(first), _parts(last)
     part = max(at_end, key=lambda name: at_end[name] - at_start[name])
@@ -531,35 +531,38 @@ _MUCH_LONGER = 1.2
 """growing steps are reported if a step at the end takes at least this many times as long as a step at the start"""
 
 
-def memory_growth_line(grown: Mapping[int, MemoryGrowth], until: str = "at the end") -> str | None:
-    """Return a sentence about the rank whose memory grows fastest; ``None`` if no rank's memory grows steadily."""
-    if not grown:
-        return None
-    rank, most = max(grown.items(), key=lambda one: one[1].last_bytes - one[1].first_bytes)
+def most_grown(ranks: Mapping[int, MemoryGrowth | None]) -> tuple[int, MemoryGrowth] | None:
+    """Return the rank whose memory grows most, and its growth; ``None`` if no rank's memory grows steadily."""
+    grown = [(rank, one) for rank, one in ranks.items() if one is not None]
+    return max(grown, key=lambda one: one[1].last_bytes - one[1].first_bytes, default=None)
+
+
+def memory_growth_line(rank: int, growth: MemoryGrowth, until: str = "at the end") -> str:
     return (
-        f"The memory of rank {rank} grows steadily: {most.first_bytes / 1e6:,.0f} MB early in the run, "
-        f"{most.last_bytes / 1e6:,.0f} MB {until}"
+        f"The memory of rank {rank} grows steadily: {growth.first_bytes / 1e6:,.0f} MB early in the run, "
+        f"{growth.last_bytes / 1e6:,.0f} MB {until}"
     )
 
 
 def growing_memory(run: WholeRun, _view: View) -> Iterator[Finding]:
     """Report processes whose memory grows over the whole run, which may end in an out-of-memory error."""
-    grown = {one.rank: one.steady_growth for one in run.ranks if one.steady_growth is not None}
-    title = memory_growth_line(grown)
-    if title is None:
+    growths = {one.rank: one.steady_growth for one in run.ranks}
+    most = most_grown(growths)
+    if most is None:
         return
-    steady = len(run.ranks) - len(grown)
+    rank, growth = most
+    steady = sum(one is None for one in growths.values())
     others = f"; the memory of {count(steady, 'other rank')} does not grow" if steady else ""
-    minutes = max(one.duration_ns for one in grown.values()) / 60e9
     yield Finding(
         "growing-memory",
-        title,
-        f"resident memory of the process over {minutes:.1f} minutes, without the first tenth of them{others}",
+        memory_growth_line(rank, growth),
+        f"resident memory of the process over {growth.duration_ns / 60e9:.1f} minutes, without the first tenth of them"
+        f"{others}",
         KEEPS_TENSORS,
         None,
         may_be_meant=True,
-        subject={"rank": max(grown, key=lambda rank: grown[rank].last_bytes - grown[rank].first_bytes)},
-        numbers=only_known(num_ranks=len(grown)),
+        subject={"rank": rank},
+        numbers=only_known(num_ranks=len(growths) - steady),
     )
 
 
