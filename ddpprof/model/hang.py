@@ -166,7 +166,9 @@ class Standstill(Struct, frozen=True):
     place: str | None = None
     """innermost line of the user's code that the rank is executing"""
     waiting: tuple[int, ...] = ()
-    """ranks that wait for `rank`"""
+    """ranks that wait for `rank`, or for the ranks in `absent`"""
+    absent: tuple[int, ...] = ()
+    """ranks without a pulse, while the ranks in `waiting` wait at `place`"""
     hangs_after_s: float | None = None
     """time without progress after which ddpprof reports a hang; ``None`` if it never does; 0 if it reports the
     hang at once, because the rank waits for nothing outside the job

@@ -51,9 +51,14 @@ _OF_SETUP = (
     "split_group",
 )
 _OF_PEERS = ("send", "recv", "send_object_list", "recv_object_list", "batch_isend_irecv")
-_OF_DDP = ("_verify_param_shape_across_processes", "_sync_module_states", "_sync_buffers")
-"""functions of DDP's constructor and forward pass that wait for other ranks"""
-_COLLECTIVES = COLLECTIVES_OF_ALL | {*_OF_PEERS, *_OF_SETUP, *_OF_DDP}
+COLLECTIVES_OF_DDP = {
+    "_verify_param_shape_across_processes": "DDP's comparison of parameter shapes",
+    "_sync_module_states": "DDP's broadcast of the model",
+    "_pre_forward": "DDP's broadcast of its bucket order",
+    "_sync_buffers": "DDP's buffer broadcast",
+}
+"""function of DDP's constructor or forward pass that waits for other ranks → what it does"""
+_COLLECTIVES = COLLECTIVES_OF_ALL | {*_OF_PEERS, *_OF_SETUP, *COLLECTIVES_OF_DDP} - {"_pre_forward"}
 _OF_DISTRIBUTED = re.compile(r"/torch/(?:distributed|nn/parallel)/(?!checkpoint/)")
 """pattern for the source files of collectives; ``torch.distributed.checkpoint`` is excluded, because it has functions
 with the same names
@@ -99,7 +104,7 @@ def frames_of(walked: Iterable[tuple[FrameType, int]]) -> tuple[Frame, ...]:
 
 def is_of_ddp(collective: str | None) -> bool:
     """Return True if the collective is called by DDP, not by the script."""
-    return collective in _OF_DDP
+    return collective in COLLECTIVES_OF_DDP
 
 
 def is_of_peers(collective: str | None) -> bool:
@@ -109,8 +114,10 @@ def is_of_peers(collective: str | None) -> bool:
 
 def collective_of(stack: Sequence[Frame]) -> str | None:
     """Return the name of the collective that the thread is running, from the outermost matching frame, or ``None``."""
-    inside = (frame for frame in stack if _OF_DISTRIBUTED.search(frame.file))
+    inside = [frame for frame in stack if _OF_DISTRIBUTED.search(frame.file)]
     found = next((frame.function for frame in inside if frame.function in _COLLECTIVES), None)
+    if found is None and inside and stack[-1] is inside[-1] and stack[-1].function == "_pre_forward":
+        return "_pre_forward"  # in the reducer, which is not Python code
     if found is None and any(one.function == "wait" and _OF_ASYNCHRONOUS.search(one.file) for one in stack):
         return WORK_WAIT
     return found

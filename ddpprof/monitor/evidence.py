@@ -209,7 +209,7 @@ def _of_rank(
         computes=process is not None and _computes(earlier, process),
         helpers_compute=earlier is not None
         and process is not None
-        and _helpers_compute(earlier, process, with_threads=identity.device == "cpu"),
+        and _helpers_compute(earlier, process, with_threads=identity.device == "cpu" or not len(head.steps)),
         moves_data=earlier is not None and process is not None and _moves_data(earlier, process),
         is_swapping=earlier is not None and process is not None and _is_swapping(earlier, process, swapped_in),
         exit=seen,

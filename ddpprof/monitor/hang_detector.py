@@ -18,7 +18,7 @@ from pathlib import Path
 from ddpprof import rundir
 from ddpprof.load.record import load_exits
 from ddpprof.model import ProcessExit
-from ddpprof.model.hang import Standstill, Verdict
+from ddpprof.model.hang import Fault, Standstill, Verdict
 from ddpprof.model.json_files import last_exit_of_job
 from ddpprof.model.overdue import Wait, collective_of, is_of_ddp, place_of_user
 from ddpprof.model.pulse import Activity, Ended, PulseState, StepFlag, overdue_after_s, usual_ns
@@ -40,10 +40,19 @@ from ddpprof.monitor.pulse_files import PulseHead, read_heads, read_verdict
 from ddpprof.monitor.verdicts import lost_a_peer
 
 _FEW_STEPS = 5
-_FIRST_STEPS_S = 600.0
-"""seconds that each of the first steps may take before ddpprof looks for a hang; ``torch.compile`` may compile during
-these steps
+_FIRST_STEP_CPU_S, _FIRST_STEP_S = 30.0, 120.0
+"""seconds that each of the first steps may take before ddpprof looks for a hang: on CPU, and on accelerators, for which
+NCCL may take long to connect the ranks
 """
+_FIRST_STEPS_S = 600.0
+"""seconds that each of the first steps may take if a rank works, as ``torch.compile`` does, or waits for something
+outside the job, or if it is unknown which rank is at fault
+"""
+_PERHAPS_SLOW = {
+    **dict.fromkeys((Fault.LINK, Fault.UNKNOWN), _FIRST_STEPS_S),
+    **dict.fromkeys((Fault.OWN_CODE, Fault.LOADER, Fault.STORAGE), _FIRST_STEP_S),
+}
+"""fault that may also be a slow start → seconds that each of the first steps may take before ddpprof reports it"""
 _ON_PURPOSE_S = 600.0
 """seconds for which a rank may save, evaluate or compile; after that, ddpprof reports a hang"""
 _FIRST_BATCH_S = 120.0
@@ -71,8 +80,9 @@ _LIKE_BEFORE = 2.0
 """if a pause was reported as a hang but ended by itself, later pauses at the same line may last this many times as long
 as that pause
 """
-_REST_S, _REST_OF_FIRST_S = 2.5, 60.0
+_REST_S, _REST_OF_FIRST_S = 2.5, 30.0
 """seconds that a step may take to finish after a pause, even if steps are short: in general, and in the first steps"""
+_MOST_RANKS = 1 << 16
 _MOST_MOVES = 3
 """maximum number of times per step that ddpprof postpones a report because the activity of a rank has just changed"""
 _FORWARD_S = 3.0
@@ -123,7 +133,7 @@ class HangDetector:
         latest = max(living, key=lambda head: head.state.step_since_ns)
         waited_s = (now - self._waking.begin_of_step_ns(latest.state, now)) / 1e9
         usual_s = _usual_s(latest)
-        if waited_s < overdue_limit_s(usual_s):
+        if waited_s < overdue_limit_s(usual_s, on_cpu=latest.identity.device == "cpu"):
             self._idle, self._pause = _IdleTimes(), _Pause()
             return None
         overdue = Overdue(latest.state.step, waited_s, usual_s)
@@ -155,7 +165,15 @@ class HangDetector:
                 return None
             # On a busy machine, a rank that computes may not have been running at the first sample.
             standstill = None if was_told else self.standstill(evidence, overdue, told)
-        return judge(with_nccl(evidence)) if standstill is None else standstill
+        if standstill is not None:
+            return standstill
+        is_first = overdue.usual_s is None and overdue.waited_s < _FIRST_STEPS_S
+        if is_first and (absent := _absent(evidence)):
+            return _awaiting(absent, evidence, overdue)
+        verdict = judge(with_nccl(evidence))
+        if is_first and overdue.waited_s < _PERHAPS_SLOW.get(verdict.fault, 0.0):
+            return Standstill(overdue.waited_s, step=overdue.step)
+        return verdict
 
     def _was_told(self, told: Verdict | None, overdue: Overdue) -> bool:
         """Return True if the launcher has already reported that the job hangs in this step."""
@@ -191,14 +209,17 @@ class HangDetector:
         """Return what the rank waits for and how long it may wait; ``None`` if it is not in an intended pause."""
         idle_s = self._idle.of(one, self._clock())
         debugged, outside = is_debugged(one.stack), _outside_of(one)
-        works = idle_s < _IDLE_S and overdue.waited_s < pause_limit_s(one) and not _evaluates_alone(one, evidence)
-        outside_s = _OUTSIDE_S[outside] if outside is not None else 0.0
+        limit_s = _first_pause_limit_s(one) if overdue.usual_s is None else pause_limit_s(one)
+        works = idle_s < _IDLE_S and overdue.waited_s < limit_s and not _evaluates_alone(one, evidence)
+        outside_s = 0.0 if outside is None else _OUTSIDE_S[outside]
+        if outside is not None and overdue.usual_s is None:
+            outside_s = _FIRST_STEPS_S
         if not (debugged or works or overdue.waited_s < max(outside_s, _as_before_s(one, told))):
             return None
         waits_for = "user input in a debugger" if debugged else OUTSIDE[outside] if outside is not None else None
         if waits_for is None:
             waits_for = _by_itself(one)
-            outside_s = pause_limit_s(one)
+            outside_s = limit_s
         place = place_of_user(one.stack)
         return Standstill(
             waited_s=overdue.waited_s,
@@ -388,9 +409,41 @@ def _usual_s(head: PulseHead) -> float | None:
     return None if usual is None else usual / 1e9
 
 
-def overdue_limit_s(usual_s: float | None) -> float:
+def overdue_limit_s(usual_s: float | None, *, on_cpu: bool = True) -> float:
     """Return the number of seconds that a step may take before its job is examined."""
-    return _FIRST_STEPS_S if usual_s is None else overdue_after_s(usual_s)
+    if usual_s is None:
+        return _FIRST_STEP_CPU_S if on_cpu else _FIRST_STEP_S
+    return overdue_after_s(usual_s)
+
+
+def _first_pause_limit_s(one: RankEvidence) -> float:
+    """Return the seconds that the current activity of a rank may take in the first steps."""
+    is_held = one.process is None or one.process.is_stopped or one.is_silent
+    works = one.computes or one.helpers_compute or one.moves_data
+    may_work = works and not (is_held or one.has_ended or one.is_swapping)
+    return _FIRST_STEPS_S if may_work or pause_limit_s(one) else 0.0
+
+
+def _absent(evidence: Sequence[RankEvidence]) -> tuple[int, ...]:
+    """Return the ranks that have no pulse yet.
+
+    They have not begun to construct a DDP module, or a thread holds Python's GIL.
+    """
+    world_size = max((one.identity.world_size for one in evidence), default=0)
+    return tuple(sorted(set(range(min(world_size, _MOST_RANKS))) - {one.rank for one in evidence}))
+
+
+def _awaiting(absent: tuple[int, ...], evidence: Sequence[RankEvidence], overdue: Overdue) -> Standstill:
+    """Describe a job in which ranks may wait for ranks without a pulse."""
+    waiting = [one for one in evidence if position_of(one).waits_in is not None]
+    place = place_of_user(waiting[0].stack) if waiting else None
+    return Standstill(
+        waited_s=overdue.waited_s,
+        step=overdue.step,
+        place=None if place is None else str(place),
+        waiting=tuple(one.rank for one in waiting),
+        absent=absent,
+    )
 
 
 def pause_limit_s(one: RankEvidence) -> float:

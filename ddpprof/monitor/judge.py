@@ -118,7 +118,8 @@ def _as_early(position: Position) -> Position:
 def _is_behind_loop(position: Position) -> bool:
     """Return True if a rank is in a collective that the script calls outside any loop, after the training loop."""
     is_in_collective = position.waits_in is not None and not position.waits_in_ddp
-    return is_in_collective and is_in_a_loop(position.evidence.stack) is False
+    has_trained = position.evidence.state.num_passes > 0
+    return is_in_collective and has_trained and is_in_a_loop(position.evidence.stack) is False
 
 
 def _of_skipped_pass(table: Table) -> Verdict | None:

@@ -18,6 +18,7 @@ from ddpprof.model.whole_run import StepSlowdown, usual_of
 from ddpprof.monitor.evidence import dump_stacks, gather
 from ddpprof.monitor.hang_detector import HangDetector, examine
 from ddpprof.monitor.judge import judge_end
+from ddpprof.monitor.processes import starting_job
 from ddpprof.monitor.pulse_files import (
     PulseHead,
     is_gone,
@@ -110,9 +111,12 @@ class HangLook:
     def _tell_of_standstill(self, found: Standstill) -> None:
         """Report, once per line of code, what a rank waits for outside the job while other ranks wait for this rank."""
         place = found.rank, found.place
-        if found.waits_for is not None and found.waiting and place not in self._told_of:
+        if (found.waits_for is not None or found.absent) and found.waiting and place not in self._told_of:
             self._told_of.add(place)
             self._say(standstill_line(found))
+            pid = starting_job(os.getpid()).ranks.get(found.absent[0]) if found.absent else None
+            if pid is not None:
+                self._say(f"to find out what rank {found.absent[0]} does: py-spy dump --pid {pid}")
 
     def _tell(self, directory: Path, verdict: Verdict) -> None:
         with suppress(OSError):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ddpprof.model import UNKNOWN, DdpModule, ProcessExit, Record, UnusualCollective
 from ddpprof.model.hang import Fault, Hint, Verdict
-from ddpprof.model.overdue import WORK_WAIT, is_of_ddp
+from ddpprof.model.overdue import COLLECTIVES_OF_DDP, WORK_WAIT
 from ddpprof.model.pulse import Activity, activity_word, usual_ns
 from ddpprof.model.record import error_in
 from ddpprof.monitor.evidence import RankEvidence
@@ -134,9 +134,9 @@ def _call(position: Position) -> str | None:
         position.waits_in is None and position.evidence.state.activity == Activity.BACKWARD
     ):
         return "DDP's gradient all-reduce"
-    if is_of_ddp(position.waits_in):
-        return "DDP's buffer broadcast"
     name = position.waits_in or (None if record is None else record.ended_in)
+    if position.waits_in in COLLECTIVES_OF_DDP:
+        return COLLECTIVES_OF_DDP[position.waits_in]
     if name == WORK_WAIT:
         return position.calls[-1].name if position.calls else "an asynchronous collective"
     return name

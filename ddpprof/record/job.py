@@ -20,6 +20,7 @@ import os
 import re
 import socket
 import sys
+import threading
 import time
 import traceback
 import uuid
@@ -287,11 +288,21 @@ class Agreement:
         all_joined = self._by(deadline, lambda: bool(self.store.check([f"joined/{rank}" for rank in self.group])))
         if not self._by(deadline, self.is_led):
             return None
-        if not self._by(time.monotonic() + offer_s, lambda: bool(self.store.check(["offer"]))):
+        if not self._by(time.monotonic() + offer_s, self._is_offered):
             return None
         said = self.store.compare_set(self._verdict, "", "all" if all_joined else "some").decode()
+        return self._offered(everyone=said == "all")
+
+    def offered(self) -> AgreedRecording | None:
+        """Return what the leading rank has announced so far; ``None`` if it has not announced anything yet."""
+        return self._offered(everyone=False) if self._is_offered() else None
+
+    def _is_offered(self) -> bool:
+        return bool(self.store.check(["offer"]))
+
+    def _offered(self, everyone: bool) -> AgreedRecording:
         out, run_id, problem = json.loads(self.store.get("offer"))
-        return AgreedRecording(out, run_id, said == "all", problem, int(self.store.get("leader")))
+        return AgreedRecording(out, run_id, everyone, problem, int(self.store.get("leader")))
 
     def _by(self, deadline: float, is_so: Callable[[], bool]) -> bool:
         """Wait until `is_so` returns True, the deadline passes, or another rank writes the verdict.
@@ -339,6 +350,9 @@ class JobRank:
         self._round_trip_ns: int | None = None
         self._run_id = ""
         self._process = os.getpid()
+        self._leading = threading.Lock()
+        self._has_offered = False
+        """whether this rank has announced a run directory"""
         self.rank = 0
         self.world_size = 1
         self.leads = True
@@ -392,15 +406,18 @@ class JobRank:
 
         Call this at the first DDP forward pass, when the process group exists and no backward pass has run.
         """
-        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        store = PrefixStore(self._prefix, dist.distributed_c10d._get_default_store())
-        agreement = Agreement(store, self.world_size, dist.get_process_group_ranks(group))
+        agreement = self._agreement_in(dist.get_process_group_ranks(group))
         if not agreement.is_possible():
             raise DdpprofError(
                 "the ranks cannot agree on what to record, because they share no key-value store (with the MPI "
                 "backend, for example)."
             )
         self._join(agreement)
+
+    def _agreement_in(self, group: Sequence[int]) -> Agreement:
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        store = PrefixStore(self._prefix, dist.distributed_c10d._get_default_store())
+        return Agreement(store, self.world_size, group)
 
     def attach_alone(self) -> None:
         """Attach without a process group, if this process is the whole job.
@@ -422,9 +439,39 @@ class JobRank:
         agreement.join(self.rank)
 
     def _leads_if(self, it_may: bool, agreement: Agreement) -> None:
-        self.leads = it_may and agreement.lead(self.rank)
-        if self.leads:
-            self._offer_run(agreement)
+        """Lead if no other rank leads. Another thread may have made this rank lead: see `find_run`."""
+        with self._leading:
+            self.leads = self._has_offered or (it_may and agreement.lead(self.rank))
+            if self.leads and not self._has_offered:
+                self._has_offered = True
+                self._offer_run(agreement)
+
+    def find_run(self, may_lead: bool) -> Path | None:
+        """Return the run directory before the ranks have agreed on it, or ``None`` if it does not exist yet.
+
+        This is for ranks that make no progress, and is called outside the training thread. `may_lead`: whether this
+        rank may create the run directory. Raises ``OSError`` and ``RuntimeError``.
+        """
+        if not (dist.is_available() and dist.is_initialized()):
+            return None
+        agreement = self._agreement_in(range(dist.get_world_size()))
+        if not agreement.is_possible():
+            return None
+        if may_lead and not agreement.is_led():
+            self._leads_if(it_may=True, agreement=agreement)
+        found = agreement.offered()
+        if found is None or found.out is None:
+            return None
+        self._enter(found)
+        return Path(found.out)
+
+    def _enter(self, run: AgreedRecording) -> None:
+        """Use the run directory that the leading rank has announced. Raises ``OSError`` and ``RunExists``."""
+        assert run.out is not None
+        directory = Path(run.out)
+        make_named_folder(directory)
+        self._run_id, self._leader = run.run_id, run.leader
+        self.began_part |= self._keep_part(directory, self._settings, run.run_id)
 
     def _offer_run(self, agreement: Agreement) -> None:
         """Open the run, and announce its directory to the other ranks. If this fails, announce the problem instead."""
@@ -461,11 +508,9 @@ class JobRank:
             if not self.leads:
                 return False
             raise DdpprofError(verdict.problem or "the leading rank could not open a run directory")
-        directory = Path(verdict.out)
-        make_named_folder(directory)
-        self._run_id, self.everyone_records, self._leader = verdict.run_id, verdict.everyone, verdict.leader
-        self.began_part = self._keep_part(directory, self._settings, verdict.run_id)
-        self.files = RankOutput(directory, self.rank)
+        self._enter(verdict)
+        self.everyone_records = verdict.everyone
+        self.files = RankOutput(Path(verdict.out), self.rank)
         if device is not None:
             self._round_trip_ns = self._agreement.round_trip_ns()
         return True
@@ -494,9 +539,8 @@ class JobRank:
         captured._agreement = Agreement(store, self.world_size, self.agreement.group)
         return captured
 
-    def identity(self, device: str | None, first_step: int) -> PulseIdentity:
-        """Return the identity of this rank, which is stored in its pulse file. The rank's files must be open."""
-        assert self.files is not None
+    def identity(self, directory: Path, device: str | None, first_step: int) -> PulseIdentity:
+        """Return the identity of this rank, which is stored in its pulse file in `directory`."""
         return PulseIdentity(
             run_id=self._run_id,
             rank=self.rank,
@@ -506,7 +550,7 @@ class JobRank:
             pid=self._process,
             created_ns=time.time_ns(),
             shared=str(shared_path(self.rank)),
-            kept=str((self.files.directory / rundir.pulse_file(self.rank)).absolute()),
+            kept=str((directory / rundir.pulse_file(self.rank)).absolute()),
             local_rank=_local_rank(),
             device=device,
             first_step=first_step,

@@ -265,8 +265,10 @@ class PulseWriter(Listener):
         "words",
     )
 
-    def __init__(self, identity: PulseIdentity, training_thread: int) -> None:
-        """Create the pulse in memory.
+    def __init__(self, identity: PulseIdentity, training_thread: int, num_passes: int = 0) -> None:
+        """Create the pulse in memory. If `identity` has no path in shared memory, other processes see only its copy.
+
+        `num_passes`: number of synchronizing backward passes so far.
 
         Raises ``OSError``, for example if ``/dev/shm`` is full or absent, and ``ValueError`` on a big-endian machine.
         """
@@ -274,10 +276,13 @@ class PulseWriter(Listener):
             raise ValueError("this machine is big-endian")
         self.identity = identity
         self.training_thread = training_thread
-        begin = layout.encode_head(identity).ljust(layout.HEAD_BYTES, b"\0") + layout.pack(layout.empty_state())
-        # All memory is allocated now. If it ran out later, a write would end the training with SIGBUS.
-        self._file = own_files.create_locked(Path(identity.shared), layout.NUM_BYTES, begin)
-        self.memory = mmap.mmap(self._file, layout.NUM_BYTES)
+        begin = _encoded(identity) + layout.pack(layout.empty_state())
+        self._file: int | None = None
+        if identity.shared:
+            # All memory is allocated now. If it ran out later, a write would end the training with SIGBUS.
+            self._file = own_files.create_locked(Path(identity.shared), layout.NUM_BYTES, begin)
+        self.memory = mmap.mmap(-1 if self._file is None else self._file, layout.NUM_BYTES)
+        self.memory[: len(begin)] = begin
         self.words = memoryview(self.memory).cast("q")
         """`memory` as an array of 64-bit integers"""
         now = time_ns()
@@ -285,11 +290,10 @@ class PulseWriter(Listener):
         self._note = self.rows.notes.append
         self._flags = 0
         self._num_compiled = num_compiled()
-        self._num_passes = 0
-        self._num_forwards = self._passes_before = 0
-        """number of synchronizing forward passes in this step, and number of synchronizing backward passes before this
-        step
-        """
+        self._num_passes = self._passes_before = num_passes
+        """number of synchronizing backward passes so far, and before this step"""
+        self._num_forwards = 0
+        """number of synchronizing forward passes in this step"""
         self._usual_unpaired: int | None = None
         """smallest excess of forward passes over backward passes in any step so far"""
         self._finite_step = self._last_nonfinite = UNKNOWN
@@ -307,8 +311,14 @@ class PulseWriter(Listener):
         self.reads_losses = True
         """False while the profiler runs, because reading a loss would appear in the trace as an op of the script"""
         self.begins(_OTHER)
+        self.words[_NUM_PASSES] = num_passes
         self.words[_STEP] = identity.first_step
         self.words[_STEP_SINCE] = now
+
+    def identify(self, identity: PulseIdentity) -> None:
+        """Write to which rank and run the pulse belongs."""
+        self.identity = identity
+        self.memory[: layout.HEAD_BYTES] = _encoded(identity)
 
     def begins(self, activity: int) -> None:
         now = time_ns()
@@ -450,6 +460,11 @@ class PulseWriter(Listener):
         self.words[_NUM_UNPAIRED] += unpaired - self._usual_unpaired
 
     @property
+    def num_passes(self) -> int:
+        """Number of synchronizing backward passes so far."""
+        return self._num_passes
+
+    @property
     def num_nonfinite(self) -> int:
         """Number of steps so far with a NaN or infinite loss."""
         return self.words[_NUM_NONFINITE]
@@ -468,5 +483,10 @@ class PulseWriter(Listener):
 
     def close(self) -> None:
         """Remove the pulse from memory, but keep its copy in the run directory. Nothing is recorded afterwards."""
-        own_files.remove_file(Path(self.identity.shared))
-        os.close(self._file)
+        if self._file is not None:
+            own_files.remove_file(Path(self.identity.shared))
+            os.close(self._file)
+
+
+def _encoded(identity: PulseIdentity) -> bytes:
+    return layout.encode_head(identity).ljust(layout.HEAD_BYTES, b"\0")

@@ -1,7 +1,8 @@
-"""The thread that maintains this rank's pulse.
+"""The threads that maintain this rank's pulse.
 
-It writes the rows of steps, copies the pulse into the run directory, samples memory and CPU use, and records the
-training thread's stack if a step is overdue.
+`PulseKeeper` writes the rows of steps, copies the pulse into the run directory, samples memory and CPU use, and records
+the training thread's stack if a step is overdue. `FirstSteps` does this only if a rank makes no progress before its
+pulse begins.
 """
 
 from __future__ import annotations
@@ -11,16 +12,28 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 
-from ddpprof import own_files
+import torch.distributed as dist
+from msgspec import structs
+
+from ddpprof import own_files, rundir
 from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
 from ddpprof.model.overdue import encode_facts, frames_of
-from ddpprof.model.pulse import OVERDUE_S, Activity, Ended, PulseState, PulseSteps, overdue_after_s, usual_ns
+from ddpprof.model.pulse import (
+    OVERDUE_S,
+    Activity,
+    Ended,
+    PulseIdentity,
+    PulseState,
+    PulseSteps,
+    overdue_after_s,
+    usual_ns,
+)
 from ddpprof.model.pulse_layout import write_state
 from ddpprof.model.tables import rows_of
 from ddpprof.monitor.pulse_files import gather_left
@@ -296,6 +309,87 @@ class PulseKeeper:
         self._last_step.step_ends(state.step, state.step_since_ns)
 
 
+_FIRST_ROUND_S = 1.0
+_NO_PROGRESS_S = 10.0
+"""seconds after which a rank that makes no progress in its first steps is shown to other processes"""
+_LEADS_AFTER_S = 30.0
+"""seconds without progress after which a rank other than rank 0 creates the run directory if it does not exist"""
+
+
+class FirstSteps:
+    """Shows other processes a rank that makes no progress before the ranks have agreed to record.
+
+    If the construction of a DDP module or one of the first steps takes long, a thread finds or creates the run
+    directory without waiting for other ranks, and maintains a preliminary pulse there. `RunningPulse` replaces it.
+    """
+
+    def __init__(self, job: JobRank, notes: StepNotes) -> None:
+        """Begin with step 0. Raises ``OSError`` or ``ValueError`` if there can be no pulse."""
+        self._job, self._notes = job, notes
+        nobody = PulseIdentity(
+            run_id="",
+            rank=0,
+            world_size=1,
+            host="",
+            machine_id="",
+            pid=0,
+            created_ns=time.time_ns(),
+            shared="",
+            kept="",
+        )
+        self.writer = PulseWriter(nobody, threading.get_ident())
+        self._keeper: PulseKeeper | None = None
+        self._changing, self._ending = threading.Lock(), threading.Event()
+        threading.Thread(target=self._run, name="ddpprof-first-steps", daemon=True).start()
+
+    def _run(self) -> None:
+        with suppress(Exception):  # the job's store or the disk does not respond; training continues without this pulse
+            while self._keeper is None and not self._ending.wait(_FIRST_ROUND_S):
+                waited_s = (time.time_ns() - self._state().step_since_ns) / 1e9
+                if waited_s > _NO_PROGRESS_S:
+                    self._look_for_run(waited_s)
+
+    def _state(self) -> PulseState:
+        return layout.decode_state(self.writer.memory[layout.STATE_AT : layout.STATE_AT + layout.STATE.size])
+
+    def _look_for_run(self, waited_s: float) -> None:
+        job, notes = self._job, self._notes
+        may_lead = int(os.environ.get("RANK", "0")) == 0 or (waited_s > _LEADS_AFTER_S and _is_one_host(os.environ))
+        directory = job.find_run(may_lead)
+        if directory is None:
+            return
+        device = notes.device.type if notes.modules else _device_of_backend()
+        identity = job.identity(directory, device, first_step=0)
+        with self._changing:
+            if self._ending.is_set():
+                return
+            self.writer.identify(structs.replace(identity, created_ns=self.writer.identity.created_ns, shared=""))
+            last_step = LastStep(directory / rundir.last_step_file(job.rank))
+            # The sizes of the buckets are unknown: reading them needs the reducer's lock, which a backward pass holds.
+            self._keeper = PulseKeeper(self.writer, last_step, (), notes.is_evaluating, warn=lambda _said: None)
+
+    def end(self, ended: Ended = Ended.NOT_YET, process_exits: bool = False) -> None:
+        """End the preliminary pulse. `ended`: how training ended; ``NOT_YET`` if the rank's pulse begins now."""
+        self._ending.set()
+        with self._changing:
+            keeper, self._keeper = self._keeper, None
+        if keeper is not None and self._job.in_this_process():
+            if ended is Ended.FAILED:
+                keeper.write_facts()
+            self.writer.ends_as(ended, process_exits)
+            keeper.close(process_exits)
+
+
+def _device_of_backend() -> str | None:
+    """Return the type of device on which the job trains, before its first forward pass; ``None`` if it is unknown."""
+    return "cpu" if dist.get_backend() == "gloo" else None
+
+
+def _is_one_host(environment: Mapping[str, str]) -> bool:
+    """Return True if torchrun, or a launcher that sets the same variables, has started all ranks on this host."""
+    return environment.get("LOCAL_WORLD_SIZE") == environment.get("WORLD_SIZE")
+
+
 _ROUNDS_PER_LOOK = 8
 """in one of this many rounds, ddpprof looks for trained parameters that DDP does not average"""
 
@@ -310,8 +404,12 @@ class RunningPulse:
         notes: StepNotes,
         first_step: int,
         training_thread: int,
+        num_passes: int = 0,
     ) -> None:
-        """Begin the pulse with step `first_step`. Raises ``OSError`` or ``ValueError`` if it cannot be created."""
+        """Begin the pulse with step `first_step`. Raises ``OSError`` or ``ValueError`` if it cannot be created.
+
+        `num_passes`: number of synchronizing backward passes before this step.
+        """
         assert job.files is not None
         self._job, self._notes = job, notes
         self._unfrozen: tuple[str, ...] = ()
@@ -321,7 +419,8 @@ class RunningPulse:
         """whether the learning rate must still be written when a loss becomes NaN or infinite"""
         gather_left()
         with ExitStack() as undo:
-            self.writer = PulseWriter(job.identity(notes.device.type, first_step), training_thread)
+            identity = job.identity(job.files.directory, notes.device.type, first_step)
+            self.writer = PulseWriter(identity, training_thread, num_passes)
             undo.callback(self.writer.close)
             self._keeper = PulseKeeper(
                 self.writer, job.files.last_step, notes.bucket_numels(), notes.is_evaluating, job.warn

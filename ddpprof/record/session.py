@@ -39,7 +39,7 @@ from ddpprof.record.machine import PATIENCE_S, STANDBY
 from ddpprof.record.optimizer_hooks import hook_optimizers
 from ddpprof.record.overdue_facts import collectives, place_of, unusual_collective
 from ddpprof.record.pulse import PulseWriter
-from ddpprof.record.pulse_keeper import RunningPulse
+from ddpprof.record.pulse_keeper import FirstSteps, RunningPulse
 from ddpprof.record.settings import Settings
 from ddpprof.record.step_notes import LossNotes, StepNotes
 from ddpprof.record.steps import StepDetector
@@ -85,6 +85,8 @@ class Session(Listener):
         self._bindings: dict[tuple[object, ...], dict[str, Any]] = {}
         """state of the session → bound listeners for this state"""
         self._handles: list[Any] = []
+        self._first_steps: FirstSteps | None = None
+        """preliminary pulse, before the pulse begins"""
         self._pulse: RunningPulse | None = None
         self._main_window: Window | None = None
         """during a capture, the window of the job's first recorded steps; the capture uses a separate window"""
@@ -105,8 +107,15 @@ class Session(Listener):
             patches.wrap_framework_saves()
         self._handles = hook_optimizers()
         EVENTS.training_thread = None
+        if self._has_pulse:
+            with suppress(OSError, ValueError):  # `_begin_pulse` reports the reason
+                self._first_steps = FirstSteps(self.job, self.notes)
         self._listens = True
         self._bind()
+
+    @property
+    def _has_pulse(self) -> bool:
+        return self._settings.pulse and not self._settings.trial
 
     def _bind(self) -> None:
         """Bind the listeners for the current state of the session."""
@@ -123,8 +132,9 @@ class Session(Listener):
 
     def _progress(self) -> list[Listener]:
         """Return the listeners that report the progress of training to other processes."""
-        if self._pulse is not None:
-            return [self._pulse.writer]
+        pulse = self._pulse or self._first_steps
+        if pulse is not None:
+            return [pulse.writer]
         return [] if self.job.files is None else [self.job.files.last_step]
 
     def _watching(self) -> dict[str, Any]:
@@ -172,6 +182,8 @@ class Session(Listener):
 
     def _begin_training(self, attach: Callable[[], None]) -> None:
         EVENTS.training_thread = get_ident()
+        if self._first_steps is not None:
+            self._first_steps.writer.training_thread = get_ident()
         attach()
         self.window.begin()
 
@@ -218,19 +230,29 @@ class Session(Listener):
                 "some ranks of this DDP module run without ddpprof, so profiling would slow down only the other ranks"
             )
         self.window.write_facts(None)
-        if is_pulse_to_begin and self._settings.pulse and not self._settings.trial:
+        if is_pulse_to_begin and self._has_pulse:
             self._begin_pulse()
 
     def _begin_pulse(self) -> None:
         """Start the pulse, which records every step. If this fails, print the reason."""
         thread = EVENTS.training_thread or get_ident()
+        num_passes = 0 if self._first_steps is None else self._first_steps.writer.num_passes
+        self._end_first_steps()
         try:
-            self._pulse = RunningPulse(self.job, self._settings, self.notes, self.window.step, thread)
+            self._pulse = RunningPulse(self.job, self._settings, self.notes, self.window.step, thread, num_passes)
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             self.job.warn_for_all(f"cannot record what ranks do after the recorded steps: {why}. Training continues.")
 
+    def _end_first_steps(self, ended: Ended = Ended.NOT_YET) -> None:
+        first_steps, self._first_steps = self._first_steps, None
+        if first_steps is not None:
+            self._bindings.clear()
+            self._bind()
+            first_steps.end(ended, self.process_exits)
+
     def _end_pulse(self, ended: Ended) -> None:
+        self._end_first_steps(ended)
         running, self._pulse = self._pulse, None
         if running is not None:
             self._bindings.clear()  # they hold references to the pulse

@@ -176,8 +176,15 @@ def verdict_lines(verdict: Verdict, *, is_over: bool = False) -> list[str]:
 
 def standstill_line(found: Standstill) -> str:
     """Return a line that says why a job without progress is not (or not yet) reported as a hang."""
-    who = f"; {ranks_in_words(found.waiting)} {'waits' if len(found.waiting) == 1 else 'wait'} for it"
     at = f" at {clean(found.place)}" if found.place is not None else ""
+    if found.absent and found.waiting:
+        waiting = f"{ranks_in_words(found.waiting)} {'has' if len(found.waiting) == 1 else 'have'} waited"
+        absent = f"{ranks_in_words(found.absent)} {'has' if len(found.absent) == 1 else 'have'}"
+        return (
+            f"{waiting}{at} for {found.waited_s:.0f} s. {absent.capitalize()} not begun to construct a "
+            "DistributedDataParallel module, or cannot run any Python code"
+        )
+    who = f"; {ranks_in_words(found.waiting)} {'waits' if len(found.waiting) == 1 else 'wait'} for it"
     if found.waits_for is None or found.rank is None:
         if found.place is None:
             return (

@@ -74,6 +74,15 @@ def line_in_hangs(how: str) -> str:
     return f"{HANGS}:{next(number for number, line in enumerate(lines, 1) if line.endswith(f'# FAULT {how}'))} in {how}"
 
 
+def test_a_hang_in_the_first_step_is_explained(ddpprof: Run, tmp_path: Path) -> None:
+    done = ddpprof("watch", "--out", "run", "--kill-after", "1", *on_ranks(2, str(HANGS), "barrier_in_first_step"))
+    assert "The job hangs at step 0: rank 1 calls a collective that the other ranks do not call" in done.stderr
+    verdict = json.loads((tmp_path / "run" / "hang.json").read_text())
+    assert (verdict["rank"], verdict["waiting"], verdict["step"]) == (1, [0], 0)
+    assert verdict["place"] == line_in_hangs("barrier_in_first_step")
+    assert "the job ended during the first steps, before the recording began" in ddpprof("report", "run").stdout
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "says", "place"),
@@ -101,7 +110,7 @@ def test_who_waits_in_which_collective(how: str, says: str, place: str, ddpprof:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", ["waits_for_the_network", "evaluates_early"])
+@pytest.mark.parametrize("how", ["waits_for_the_network", "evaluates_early", "starts_slowly"])
 def test_pauses_that_are_no_hangs(how: str, ddpprof: Run, tmp_path: Path) -> None:
     done = ddpprof("watch", "--out", "run", "--kill-after", "1", *on_ranks(2, str(HANGS), how))
     assert done.returncode == 0

@@ -143,7 +143,7 @@ def change_nothing(report: Report) -> str:
             "measure it."
         )
     if file_of(report) is None and not (report.job.modules or report.data_parallel):
-        return _TRACES_CANNOT_TELL
+        return f"{_ENDED_AT_START[0].upper()}{_ENDED_AT_START[1:]}" if report.job.recorded_with else _TRACES_CANNOT_TELL
     if _lacks_profiled_steps(report):
         return "Change nothing yet: this run has no profiled steps, which most rules need."
     why = _ALL_NOISE if report.findings or report.data_parallel else _otherwise(report)
@@ -210,7 +210,7 @@ def _otherwise(report: Report) -> str:
     if report.failure is not None:
         return _FAILED
     if file_of(report) is None and not report.job.modules:
-        return _NOT_RECORDED
+        return f"No findings: {_ENDED_AT_START}" if report.job.recorded_with else _NOT_RECORDED
     if _lacks_profiled_steps(report):
         return _not_profiled(report, "No findings")
     if report.findings:
@@ -272,6 +272,7 @@ _NOT_PREDICTED = (
     "Other bucket sizes may save time, but this step cannot be replayed to predict how much. Use ddpprof tune to "
     "measure them."
 )
+_ENDED_AT_START = "the job ended during the first steps, before the recording began."
 _NOT_RECORDED = (
     "These traces have no findings: most rules need data that only ddpprof records (buckets, parameters, data "
     "loaders). Record it with: ddpprof trace train.py"

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 HOW, STEP = sys.argv[1], 40
+BEFORE_STEP = HOW in ("barrier_in_first_step", "starts_slowly")
 
 
 def skips_barrier(rank, step):
@@ -52,15 +53,28 @@ def evaluates_early(rank, step):
         MODEL.train()
 
 
+def barrier_in_first_step(rank, step):
+    if (rank, step) == (1, 0):
+        dist.barrier()  # FAULT barrier_in_first_step
+
+
+def starts_slowly(rank, step):
+    if (rank, step) == (1, 0):
+        time.sleep(40)
+
+
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 MODEL = DDP(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8)))
 OPTIMIZER = torch.optim.SGD(MODEL.parameters(), 1e-3)
 for number in range(60):
+    if BEFORE_STEP:
+        globals()[HOW](dist.get_rank(), number)
     OPTIMIZER.zero_grad()
     MODEL(torch.randn(4, 64)).square().mean().backward()
     OPTIMIZER.step()
-    globals()[HOW](dist.get_rank(), number)
+    if not BEFORE_STEP:
+        globals()[HOW](dist.get_rank(), number)
     time.sleep(0.01)
 dist.barrier()
 dist.destroy_process_group()

@@ -11,7 +11,7 @@ from hung_ranks import NOW_NS, USER, S, died, distributed, on_device, process, r
 
 from ddpprof import rundir
 from ddpprof.errors import DdpprofError
-from ddpprof.model.hang import Fault, Hint, Verdict
+from ddpprof.model.hang import Fault, Hint, Standstill, Verdict
 from ddpprof.model.overdue import Frame, OverdueFacts, Wait
 from ddpprof.model.pulse import Activity, Ended, PulseSteps, StepFlag
 from ddpprof.monitor import pulse_files
@@ -19,6 +19,7 @@ from ddpprof.monitor.evidence import RankEvidence
 from ddpprof.monitor.hang_detector import HangDetector, Overdue, overdue_limit_s
 from ddpprof.monitor.position import position_of
 from ddpprof.monitor.pulse_files import PulseHead
+from ddpprof.topics.hang_words import standstill_line
 
 COMPILER = Frame("/usr/lib/python3/site-packages/torch/_dynamo/convert_frame.py", 1, "_compile")
 COMPILED = Frame("/usr/lib/python3/site-packages/torch/_dynamo/eval_frame.py", 1, "compile_wrapper")
@@ -51,7 +52,7 @@ class Job:
 
 @pytest.mark.parametrize(
     ("usual_s", "allowed"),
-    [(0.01, 5), (0.5, 5), (0.6, 6), (30, 300), (None, 600)],
+    [(0.01, 5), (0.5, 5), (0.6, 6), (30, 300), (None, 30)],
 )
 def test_ten_times_the_usual_step_and_at_least_five_seconds(usual_s: float | None, allowed: float) -> None:
     assert overdue_limit_s(usual_s) == allowed
@@ -63,8 +64,51 @@ def test_a_step_is_overdue(waited_s: float, is_overdue: bool, monkeypatch: pytes
     assert (job.detector.look() is not None) is is_overdue
 
 
-def test_the_first_steps_may_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Job(monkeypatch, rank(0, since_s=60), of=steps(2)).detector.look() is None
+@pytest.mark.parametrize(("device", "waited_s"), [("cpu", 30), ("cuda", 120), (None, 120)])
+def test_the_first_steps_take_longer(device: str | None, waited_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    for since_s, is_overdue in ((waited_s - 1, False), (waited_s + 1, True)):
+        one = rank(0, since_s=since_s)
+        one = one if device is None else on_device(one, device)
+        assert (Job(monkeypatch, one, of=steps(2)).detector.look() is not None) is is_overdue
+
+
+AT_A_LOCK = replace(rank(0, USER, LOCK, since_s=700), process=process(wait=Wait.LOCK))
+ASLEEP = rank(0, USER, since_s=700)
+
+
+@pytest.mark.parametrize(
+    ("other", "is_hang_after_s"),
+    [
+        pytest.param(AT_A_LOCK, 31, id="a-lock"),
+        pytest.param(rank(0, USER, distributed("barrier"), since_s=700), 31, id="a-collective-of-one-rank"),
+        pytest.param(ASLEEP, 121, id="may-be-slow-to-start"),
+        pytest.param(waiting(0, since_s=700), 601, id="may-be-slow-to-connect"),
+        pytest.param(replace(ASLEEP, computes=True), 601, id="computes"),
+        pytest.param(replace(waiting(0, since_s=700), computes=True), 601, id="computes-in-the-backward-pass"),
+        pytest.param(replace(ASLEEP, process=process(wait=Wait.NETWORK)), 601, id="waits-for-the-network"),
+    ],
+)
+def test_a_hang_in_the_first_steps(
+    other: RankEvidence, is_hang_after_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = [other, waiting(1, since_s=700)]
+    monkeypatch.setattr("ddpprof.monitor.hang_detector.gather", lambda *_, **__: ranks)
+    for waited_s in (31, 119, 121, 599, 601):
+        found = Job(monkeypatch).detector.diagnose(overdue(waited_s, usual_s=None))
+        assert isinstance(found, Verdict) is (waited_s >= is_hang_after_s)
+
+
+def test_ranks_that_have_not_constructed_a_module_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = Frame("/site-packages/torch/nn/parallel/distributed.py", 900, "_verify_param_shape_across_processes")
+    ranks = [rank(1, USER, shapes, since_s=700, step=0)]
+    monkeypatch.setattr("ddpprof.monitor.hang_detector.gather", lambda *_, **__: ranks)
+    found = Job(monkeypatch).detector.diagnose(overdue(40, usual_s=None))
+    assert isinstance(found, Standstill)
+    assert (found.absent, found.waiting, found.place) == ((0,), (1,), str(USER))
+    assert standstill_line(found) == (
+        f"rank 1 has waited at {USER} for 40 s. Rank 0 has not begun to construct a DistributedDataParallel module, "
+        "or cannot run any Python code"
+    )
 
 
 def test_steps_with_checkpoints_are_not_the_usual_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -633,24 +633,25 @@ SCRIPT = "for batch in range(9):\n    train(batch)\nbarrier()\n"
 
 
 @pytest.mark.parametrize(
-    ("other_line", "fault", "hint"),
+    ("other_line", "passes", "fault", "hint"),
     [
-        pytest.param(2, Fault.ENDED_EARLY, Hint.LEFT_LOOP, id="the-other-trains"),
-        pytest.param(3, Fault.LINK, None, id="so-is-the-other"),
+        pytest.param(2, 10, Fault.ENDED_EARLY, Hint.LEFT_LOOP, id="the-other-trains"),
+        pytest.param(3, 10, Fault.LINK, None, id="so-is-the-other"),
+        pytest.param(2, 0, Fault.OTHER_COLLECTIVE, None, id="it-has-not-begun-the-loop"),
     ],
 )
-def test_a_rank_in_a_collective_behind_the_training_loop(
-    other_line: int, fault: Fault, hint: Hint | None, tmp_path: Path
+def test_a_rank_in_a_collective_outside_the_training_loop(
+    other_line: int, passes: int, fault: Fault, hint: Hint | None, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
 
     def at(line: int) -> Frame:
         return Frame(str(tmp_path / "train.py"), line, "<module>")
 
-    behind = rank(1, at(3), distributed("barrier"), num_passes=10)
-    other = rank(0, at(3), distributed("barrier"), num_passes=10)
+    behind = rank(1, at(3), distributed("barrier"), num_passes=passes)
+    other = rank(0, at(3), distributed("barrier"), num_passes=passes)
     if other_line == 2:
-        other = rank(0, at(2), ENGINE, activity=Activity.BACKWARD, num_passes=11)
+        other = rank(0, at(2), ENGINE, activity=Activity.BACKWARD, num_passes=passes + 1)
     verdict = judge([other, behind])
     assert (verdict.fault, verdict.hint) == (fault, hint)
 

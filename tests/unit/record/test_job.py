@@ -29,6 +29,7 @@ from ddpprof.record.job import (
     where_it_ends,
 )
 from ddpprof.record.machine import TrainingDevice
+from ddpprof.record.run_directory import open_run
 from ddpprof.record.settings import Settings
 from ddpprof.record.window import Window
 from ddpprof.rundir import LAST_STEP, last_step_file
@@ -388,6 +389,41 @@ def store(monkeypatch: pytest.MonkeyPatch) -> dist.Store:
     monkeypatch.setattr("ddpprof.record.job._JOIN_PATIENCE_S", 0.05)
     monkeypatch.setattr("ddpprof.record.job._OFFER_S", 0.5)
     return dist.HashStore()
+
+
+@pytest.fixture
+def job(store: dist.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobRank:
+    """Rank 1 of two ranks."""
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "get_process_group_ranks", lambda _: [0, 1])
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
+    return JobRank(Settings(str(tmp_path / "run")))
+
+
+def test_a_rank_without_progress_creates_the_run_once(job: JobRank, tmp_path: Path) -> None:
+    assert job.find_run(may_lead=False) is None
+    assert job.find_run(may_lead=True) == tmp_path / "run"
+    created = (tmp_path / "run" / "run.json").read_bytes()
+    assert job.find_run(may_lead=True) == tmp_path / "run"
+    job.attach(cast("dist.ProcessGroup", None))
+    assert job.leads, "it has led since it created the run"
+    assert (tmp_path / "run" / "run.json").read_bytes() == created
+    assert job.open_files(TrainingDevice())
+    assert job.files is not None
+    job.files.close()
+
+
+def test_a_rank_without_progress_uses_the_run_that_another_rank_has_created(job: JobRank, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    leader = job._agreement_in((0, 1))
+    assert leader.lead(0)
+    assert job.find_run(may_lead=True) is None, "rank 0 has not created it yet"
+    leader.offer(str(open_run(Settings(str(run)), "id", 2)), "id", None)
+    assert job.find_run(may_lead=True) == run
+    job.attach(cast("dist.ProcessGroup", None))
+    assert not job.leads
 
 
 def recording(store: dist.Store, world_size: int, groups: dict[int, tuple[int, ...]]) -> list[Agreement]:

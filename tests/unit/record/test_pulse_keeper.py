@@ -5,25 +5,29 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
+import torch.distributed as dist
+from msgspec import structs
 from processes import wait_until
-from pulse_writers import Clock, keep
+from pulse_writers import Clock, decoded, identity, keep
 
 from ddpprof import rundir
 from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
 from ddpprof.model.overdue import Frame
-from ddpprof.model.pulse import Ended
+from ddpprof.model.pulse import Activity, Ended, PulseIdentity
 from ddpprof.monitor import pulse_files
 from ddpprof.monitor.pulse_files import gather_left, read_head, read_pulse
 from ddpprof.record.overdue_facts import Collective
 from ddpprof.record.pulse import PulseWriter
-from ddpprof.record.pulse_keeper import _ROUNDS_PER_LOOK, PulseKeeper, RunningPulse
+from ddpprof.record.pulse_keeper import _ROUNDS_PER_LOOK, FirstSteps, PulseKeeper, RunningPulse
 
 pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")
 
@@ -305,3 +309,64 @@ def test_parameters_that_ddp_does_not_average_are_named_while_the_job_trains(
         for _ in range(_ROUNDS_PER_LOOK):
             pulse._round()  # which looks no more
     assert len(said) == num_said
+
+
+class Launched:
+    """Stands for the rank's job, whose run directory another rank has created."""
+
+    rank = 0
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.asked: list[bool] = []
+
+    def find_run(self, may_lead: bool) -> Path | None:
+        self.asked.append(may_lead)
+        return self.directory if len(self.asked) > 1 else None
+
+    def identity(self, directory: Path, device: str | None, first_step: int) -> PulseIdentity:
+        return structs.replace(identity(directory, first_step), device=device)
+
+    def in_this_process(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def first_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FirstSteps, Launched]]:
+    monkeypatch.setattr("ddpprof.record.pulse_keeper._FIRST_ROUND_S", 0.01)
+    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
+    job: Any = Launched(tmp_path)
+    notes: Any = SimpleNamespace(modules=[], is_evaluating=lambda: False)
+    made = FirstSteps(job, notes)
+    yield made, job
+    made.end()
+
+
+def test_a_rank_without_progress_in_its_first_steps_can_be_seen(
+    first_steps: tuple[FirstSteps, Launched], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, job = first_steps
+    first.writer.begins(Activity.FORWARD)
+    first.writer.backward_ends()
+    first.writer.step_ends(1)
+    time.sleep(0.1)
+    assert (job.asked, list(tmp_path.iterdir())) == ([], []), "it makes progress"
+    began_ns = first.writer.identity.created_ns
+    monkeypatch.setattr("ddpprof.record.pulse_keeper._NO_PROGRESS_S", 0.0)
+    path = tmp_path / "rank-0.pulse"
+    wait_until(path.exists, "the preliminary pulse")
+    seen = read_pulse(tmp_path, 0)
+    assert (seen.state.step, seen.identity.device, seen.identity.created_ns) == (1, "cpu", began_ns)
+    assert seen.identity.shared == ""
+    first.end(Ended.INTERRUPTED)
+    assert read_pulse(tmp_path, 0).state.ended == Ended.INTERRUPTED
+
+
+def test_a_pulse_goes_on_counting_passes(tmp_path: Path) -> None:
+    later = PulseWriter(identity(tmp_path), threading.get_ident(), num_passes=3)
+    assert decoded(later).state.num_passes == 3
+    later._reduces = True
+    later.backward_begins(())
+    later.step_ends(1)
+    assert (decoded(later).state.num_passes, decoded(later).state.num_unpaired) == (4, 0)
+    later.close()

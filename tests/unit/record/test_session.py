@@ -112,7 +112,7 @@ def test_no_memory_is_left_where_the_run_directory_is_gone(
     session = Session(Settings(str(tmp_path / "run")))
     mine = identity(tmp_path / "gone")
     job: Any = session.job
-    job.files, job.identity = SimpleNamespace(last_step=None), lambda *_: mine
+    job.files, job.identity = SimpleNamespace(directory=tmp_path, last_step=None), lambda *_: mine
     session._begin_pulse()
     assert "cannot record what ranks do after the recorded steps: No such file or directory" in capsys.readouterr().err
     assert session._pulse is None
