@@ -114,11 +114,12 @@ def _why_well(seen: Examination, run: Path) -> str:
     """Return a sentence about the state of a job that does not hang and has not failed."""
     from ddpprof.model.hang import Standstill
     from ddpprof.model.pulse import OVERDUE_S, Ended
+    from ddpprof.monitor.hang_detector import interruption
     from ddpprof.topics.hang_words import standstill_line
 
     evidence, step = seen.evidence, max(one.state.step for one in seen.evidence)
     if seen.is_over:
-        how = "training was interrupted" if seen.was_interrupted else _how_it_ended(evidence)
+        how = interruption(evidence) if seen.was_interrupted else _how_it_ended(evidence, run)
         return f"{how}. View the whole run with: ddpprof report {run}"
     if seen.overdue is not None:
         standstill = seen.standstill or Standstill(seen.overdue.waited_s, step=step)
@@ -132,8 +133,10 @@ def _why_well(seen: Examination, run: Path) -> str:
     return f"the job is training, at step {step:,}. View its ranks with: ddpprof top {run}"
 
 
-def _how_it_ended(evidence: Sequence[RankEvidence]) -> str:
+def _how_it_ended(evidence: Sequence[RankEvidence], run: Path) -> str:
+    from ddpprof.load.record import load_exits
     from ddpprof.model.pulse import Ended
+    from ddpprof.monitor.hang_detector import interruption
     from ddpprof.monitor.judge import judge_end
     from ddpprof.monitor.whole_run import nonfinite_steps
     from ddpprof.topics.losses import nonfinite_finding
@@ -142,11 +145,11 @@ def _how_it_ended(evidence: Sequence[RankEvidence]) -> str:
     if Ended.UNWATCHED in ends:
         return "ddpprof stopped watching while training continued"
     if Ended.INTERRUPTED in ends:
-        return "training was interrupted"
+        return interruption(evidence)
     loss = nonfinite_finding({one.rank: nonfinite_steps(one.state) for one in evidence})
     if loss is not None:
         return f"training ended without an error, but {loss.title[0].lower()}{loss.title[1:]}"
-    unequal = judge_end(evidence)
+    unequal = judge_end(evidence, load_exits(last_attempt_of(run)))
     if unequal is not None:
         return f"{unequal.title[0].lower()}{unequal.title[1:]}: {unequal.evidence}. {unequal.advice.removesuffix('.')}"
     return "training ended successfully"

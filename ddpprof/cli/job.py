@@ -288,12 +288,12 @@ def _run_recorded(
     oom_kills = OomKills()
     try:
         outcome = launch.run_job(command, settings, explain_rank=not inside, when_started=job_runs if speaks else None)
+        gather_left()
+        _note_exit(outcome, settings, inside, oom_kills.since_last_time())
     finally:
         for end in ends:
             with suppress(Exception):  # must not replace the job's exit code
                 end()
-    gather_left()
-    _note_exit(outcome, settings, inside, oom_kills.since_last_time())
     if outcome.needs_rank:
         missing = f"{words[0]} expects a launcher: {outcome.needs_rank} is not set"
         say(f"ddpprof: {missing}. {_with_launcher(job, verb)}", file=sys.stderr)

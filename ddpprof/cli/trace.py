@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -19,6 +20,7 @@ from ddpprof.files import local
 from ddpprof.ranks_and_steps import MOST
 
 if TYPE_CHECKING:
+    from ddpprof.model.hang import Verdict
     from ddpprof.pipeline.analysis import Analysis
     from ddpprof.record.launch import JobEnd
 
@@ -171,7 +173,10 @@ def _trace(job: JobCommand, out: Path) -> JobEnd:
 
 def _after_trace(job: JobCommand, out: Path, inside: bool, end: JobEnd) -> None:
     """Print the report, or the reason why there is no report. `inside`: whether this process is a rank."""
+    from ddpprof import rundir
+
     if _has_run_to_tell_of(job, out, inside, end):
+        _judge_failure(rundir.last_attempt(out), end)
         _print_run(out, summary_only=end.signal is not None)
 
 
@@ -308,19 +313,37 @@ def _after_watch(job: JobCommand, inside: bool, end: JobEnd) -> None:
     `inside`: whether this process is itself a rank.
     """
     from ddpprof import rundir
-    from ddpprof.monitor.hang_detector import examine, hung_at_last
+    from ddpprof.monitor.hang_detector import hung_at_last
     from ddpprof.topics.hang_words import verdict_lines
 
     out = job.out
     if not _has_run_to_tell_of(job, out, inside, end):
         return
-    hung = hung_at_last(rundir.last_attempt(out)) is not None
-    is_told = end.was_stopped or end.exit_code == 0 or hung
-    verdict = None if is_told else examine(rundir.last_attempt(out)).verdict
+    verdict = _judge_failure(rundir.last_attempt(out), end)
     for line in () if verdict is None else verdict_lines(verdict):
         say(f"ddpprof: {line}", file=sys.stderr)
+    hung = hung_at_last(rundir.last_attempt(out)) is not None
     why = f". Find out why it hung with: ddpprof diagnose {out}" if hung else ""
     say(f"\nddpprof: the run is in {out}. View it with: ddpprof report {out}{why}", file=sys.stderr, flush=True)
+
+
+def _judge_failure(directory: Path, end: JobEnd) -> Verdict | None:
+    """Return the verdict on a job that has just failed, and write it for the report.
+
+    Returns ``None`` if the job did not fail, or if the launcher has already reported a verdict.
+    """
+    from ddpprof.monitor.hang_detector import examine, hung_at_last
+    from ddpprof.monitor.pulse_files import read_verdict, write_verdict
+
+    told = read_verdict(directory)
+    is_told = told is not None and told.has_failed and told.resumed_unix_ns is None
+    if end.was_stopped or end.exit_code == 0 or is_told or hung_at_last(directory) is not None:
+        return None
+    verdict = examine(directory).verdict
+    if verdict is not None and verdict.has_failed:
+        with suppress(OSError):
+            write_verdict(directory, verdict)
+    return verdict
 
 
 _TRAININGS = (("convnet",), ("transformer", "--read-ms", "3"))

@@ -76,6 +76,8 @@ class View:
     """whether optimizers update parameters whose gradients DDP does not average; the script itself may average these
     gradients
     """
+    ended_well: bool = True
+    """``False`` if the job was interrupted or failed"""
     joins: bool = False
     """whether ranks may have different numbers of batches, as with DDP's ``join()``"""
     group_size: int | None = None

@@ -120,6 +120,8 @@ class Verdict(Struct, frozen=True):
     """what the rank was doing: name of an `Activity`, in lower case"""
     place: str | None = None
     """innermost line of the user's code that the rank was executing, as ``file:line in function``"""
+    called_at: str | None = None
+    """line of the user's code that called the function at `place`, in the same format"""
     module: str | None = None
     """class of the DDP module to which `bucket` belongs"""
     bucket: int | None = None

@@ -113,6 +113,12 @@ def last_exit_of_job(exits: Sequence[ProcessExit]) -> ProcessExit | None:
     return next((one for one in reversed(exits) if one.is_job), None)
 
 
+def ended_well(exits: Sequence[ProcessExit]) -> bool:
+    """Return False if the process that the launcher started was interrupted or failed."""
+    job = last_exit_of_job(exits)
+    return job is None or (job.exit_code == 0 and not job.interrupted)
+
+
 def oom_kills_seen(of_rank: ProcessExit | None, host: str, since_ns: int, exits: Sequence[ProcessExit]) -> int | None:
     """Return the number of OOM kills recorded at the exit of a rank or, if unknown, at the exit of the job on its host.
 

@@ -97,6 +97,15 @@ def place_of_user(stack: Sequence[Frame]) -> Frame | None:
     return next((frame for frame in reversed(stack) if frame.is_of_user), None)
 
 
+def caller_of_user(stack: Sequence[Frame]) -> Frame | None:
+    """Return the frame of the user's code that called the function at `place_of_user`.
+
+    Returns ``None`` if this function is the script's main function, or code outside functions.
+    """
+    of_user = [frame for frame in reversed(stack) if frame.is_of_user]
+    return of_user[1] if len(of_user) > 1 and of_user[0].function not in ("main", "<module>") else None
+
+
 def frames_of(walked: Iterable[tuple[FrameType, int]]) -> tuple[Frame, ...]:
     """Return the frames yielded by ``traceback.walk_stack`` or ``walk_tb``, in the same order."""
     return tuple(Frame(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in walked)
@@ -214,6 +223,10 @@ class OverdueFacts(Struct, frozen=True):
     """native ID of the training thread; ``None`` if the main thread is the training thread"""
     saves_in_thread: bool = False
     """whether a thread other than the training thread is in `torch.save`"""
+    last_p2p: str | None = None
+    """name of the point-to-point operation for which the training thread waits, if it is in ``Work.wait()``"""
+    ended_thread: str | None = None
+    """the last thread of the process that an exception has ended, with the exception and its line"""
 
     def known(self, kind: tuple[str, str, int]) -> KindOfCall | None:
         """Return the earlier calls of this kind (group, name and number of elements), or ``None`` if there are none."""

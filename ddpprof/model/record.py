@@ -502,6 +502,14 @@ class Record(Struct, frozen=True, kw_only=True):
     """
     ended_place: str | None = None
     """line of the user's code in which an error ended the rank, as ``file:line in function``"""
+    ended_called_at: str | None = None
+    """line of the user's code that called the function at `ended_place`, in the same format"""
+    exit_message: str | None = None
+    """argument of the last call to ``sys.exit()`` that was neither 0 nor ``None``; the script may have caught the
+    exception that ``sys.exit()`` raises
+    """
+    exit_place: str | None = None
+    """line of the user's code that called ``sys.exit()``"""
     ended_in: str | None = None
     """``torch.distributed`` collective that was running when the error that ended the rank was raised"""
     ended_parameters: tuple[Int64, ...] = ()

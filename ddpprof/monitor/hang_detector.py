@@ -19,7 +19,7 @@ from ddpprof import rundir
 from ddpprof.load.record import load_exits
 from ddpprof.model import ProcessExit
 from ddpprof.model.hang import Fault, Standstill, Verdict
-from ddpprof.model.json_files import last_exit_of_job
+from ddpprof.model.json_files import ended_well, last_exit_of_job
 from ddpprof.model.overdue import Wait, collective_of, is_of_ddp, place_of_user
 from ddpprof.model.pulse import Activity, Ended, PulseState, StepFlag, overdue_after_s, usual_ns
 from ddpprof.monitor.evidence import RankEvidence, are_all_on_cpu, gather, record_of, with_nccl
@@ -38,6 +38,7 @@ from ddpprof.monitor.position import (
 from ddpprof.monitor.processes import Process
 from ddpprof.monitor.pulse_files import PulseHead, read_heads, read_verdict
 from ddpprof.monitor.verdicts import lost_a_peer
+from ddpprof.words import listed
 
 _FEW_STEPS = 5
 _FIRST_STEP_CPU_S, _FIRST_STEP_S = 30.0, 120.0
@@ -554,11 +555,11 @@ def _failed_before(evidence: Sequence[RankEvidence]) -> bool:
 
 def hung_at_last(directory: Path) -> Verdict | None:
     """Return the verdict on the hang that ended the job; ``None`` if the job did not end in a hang."""
-    verdict, job = read_verdict(directory), last_exit_of_job(load_exits(directory))
-    ended_well = job is None or (job.exit_code == 0 and not job.interrupted)
-    if ended_well and _all_have_ended(directory):
-        return None  # the job continued after the hang
-    return None if verdict is None or verdict.resumed_unix_ns is not None else verdict
+    verdict = read_verdict(directory)
+    if verdict is None or verdict.has_failed or verdict.resumed_unix_ns is not None:
+        return None
+    continued = ended_well(load_exits(directory)) and _all_have_ended(directory)
+    return None if continued else verdict
 
 
 def _all_have_ended(directory: Path) -> bool:
@@ -569,3 +570,29 @@ def _all_have_ended(directory: Path) -> bool:
 def _is_left(rank: RankEvidence, job: ProcessExit | None) -> bool:
     """Return True if the launcher on the rank's host has ended and the rank's process no longer exists."""
     return job is not None and job.host in (None, rank.identity.host) and rank.process is None
+
+
+def interruption(evidence: Sequence[RankEvidence]) -> str:
+    """Return a clause that says in which step a job was interrupted and, if the step was overdue, where its ranks were.
+
+    `evidence`: of a job that has ended. If the step was not overdue, only says that training was interrupted.
+    """
+    took_s = {one.rank: (one.state.last_ns - one.state.step_since_ns) / 1e9 for one in evidence}
+    waited_s, usual = min(took_s.values(), default=0.0), usual_ns(evidence[0].steps, _FEW_STEPS) if evidence else None
+    if usual is None or waited_s < overdue_after_s(usual / 1e9):
+        return "training was interrupted"
+    places = {one.rank: _last_place(one) for one in evidence}
+    where = [f"rank {rank} at {place}" for rank, place in places.items() if place is not None]
+    step = max(one.state.step for one in evidence)
+    said = f"training was interrupted in step {step:,}, which had taken {waited_s:.0f} s"
+    return f"{said}: {listed(where, _MOST_PLACES)}" if where else said
+
+
+_MOST_PLACES = 4
+
+
+def _last_place(one: RankEvidence) -> str | None:
+    """Return the line of the user's code in which a rank was interrupted, or was seen last."""
+    if one.record is not None and one.record.ended_place is not None:
+        return one.record.ended_place
+    return position_of(one).place

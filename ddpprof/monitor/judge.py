@@ -17,6 +17,7 @@ from msgspec import structs
 from ddpprof.engine.finding import Finding
 from ddpprof.model import UNKNOWN, ProcessExit, Record
 from ddpprof.model.hang import Fault, Hint, Verdict
+from ddpprof.model.json_files import ended_well
 from ddpprof.model.overdue import collective_of
 from ddpprof.model.pulse import Activity, Ended, StepFlag
 from ddpprof.monitor import ras
@@ -365,8 +366,8 @@ def _of_different_roots(table: Table) -> Verdict | None:
     if len(through) + len(waiting) < len(table) or not all(last in one.calls for one in table):
         return None
     wait = f"{ranks_in_words([one.rank for one in waiting])} wait{'s' if len(waiting) == 1 else ''}"
-    came = f"{ranks_in_words([one.rank for one in through])} completed it"
-    said = f"{wait} in {waiting[0].waits_in}, at {waiting[0].place}, and {came}"
+    came = f", and {ranks_in_words([one.rank for one in through])} completed it" if through else ""
+    said = f"{wait} in {waiting[0].waits_in}, at {waiting[0].place}{came}"
     return verdict_on_all(Fault.MISMATCH, waiting, said, Hint.DIFFERENT_ROOTS)
 
 
@@ -422,8 +423,10 @@ fault
 """
 
 
-def judge_end(evidence: Sequence[RankEvidence]) -> Finding | None:
-    """Return a finding if all ranks ended without an error, but after different numbers of backward passes."""
+def judge_end(evidence: Sequence[RankEvidence], exits: Sequence[ProcessExit]) -> Finding | None:
+    """Return a finding if the job ended without an error, but its ranks ran different numbers of backward passes."""
+    if not ended_well(exits):
+        return None
     records = [one.record for one in evidence if one.record is not None]
     if any(one.joins or one.group_ranks is not None for one in records):
         return None

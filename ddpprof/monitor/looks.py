@@ -12,6 +12,7 @@ from pathlib import Path
 from msgspec import structs
 
 from ddpprof import own_files, rundir
+from ddpprof.load.record import load_exits
 from ddpprof.model.hang import Fault, Hint, Standstill, Verdict
 from ddpprof.model.pulse import Ended, Pulse
 from ddpprof.model.whole_run import StepSlowdown, usual_of
@@ -66,6 +67,8 @@ class HangLook:
         if is_over:  # how a job ended is reported elsewhere
             return
         if self._directory != directory:
+            if self._directory is not None:
+                self._tell_of_earlier_attempt(self._directory)
             self._directory, self._detector = directory, HangDetector(directory)
             self._verdict = self._hangs_at = None
             self._told_of = set()
@@ -81,6 +84,13 @@ class HangLook:
             )
             self._kill_after_s = None
             os.kill(os.getpid(), signal.SIGTERM)  # the launcher passes it on to the job, like a user's signal
+
+    def _tell_of_earlier_attempt(self, directory: Path) -> None:
+        """Report why an attempt failed that the launcher has restarted, unless it has already been reported."""
+        verdict = examine(directory).verdict if self._verdict is None else None
+        if verdict is not None and verdict.has_failed:
+            self._say("the launcher has restarted the ranks. This is why the earlier attempt ended:")
+            self._tell(directory, verdict)
 
     def _examine(self, directory: Path, missed_s: float) -> None:
         """Report the fault once, or report that the rank that delays other ranks waits for an event outside the job."""
@@ -248,7 +258,7 @@ class EndLook:
         self._say = say
 
     def at(self, directory: Path, _missed_s: float, is_over: bool) -> None:
-        found = judge_end(gather(directory)) if is_over else None
+        found = judge_end(gather(directory), load_exits(directory)) if is_over else None
         if found is not None:
             self._say(f"{found.title}: {found.evidence}. {found.advice}")
 

@@ -15,7 +15,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddpprof.model.hang import Fault, Hint
-from ddpprof.model.overdue import Call, Frame, Wait, collective_of, is_of_ddp, is_of_peers, place_of_user
+from ddpprof.model.overdue import (
+    WORK_WAIT,
+    Call,
+    Frame,
+    Wait,
+    caller_of_user,
+    collective_of,
+    is_of_ddp,
+    is_of_peers,
+    place_of_user,
+)
 from ddpprof.model.pulse import Activity, Ended, StepFlag
 from ddpprof.monitor.evidence import RankEvidence
 from ddpprof.words import listed
@@ -67,6 +77,14 @@ class Position:
         if frame is None and self.fault is Fault.DIED and record is not None:
             return record.ended_place
         return None if frame is None else str(frame)
+
+    @property
+    def called_at(self) -> str | None:
+        """Line of the user's code that called the function at `place`."""
+        evidence, caller = self.evidence, caller_of_user(self.evidence.stack)
+        if place_of_user(evidence.stack) is None and self.fault is Fault.DIED and evidence.record is not None:
+            return evidence.record.ended_called_at
+        return None if caller is None else str(caller)
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -139,6 +157,9 @@ def _in_collective(one: RankEvidence, collective: str) -> Position:
     """Return the position of a rank in a collective called by the script."""
     if one.facts.error is not None:
         return Position(one, collective, Fault.OTHER_COLLECTIVE, _error_in_flight(one), Hint.ERROR_IN_FLIGHT)
+    if collective == WORK_WAIT and one.facts.last_p2p is not None:
+        said = f"it waits for a point-to-point operation that it started with {one.facts.last_p2p}"
+        return Position(one, one.facts.last_p2p, Fault.OTHER_COLLECTIVE, said, Hint.OF_PEERS)
     if is_of_peers(collective):
         peer = "" if one.facts.peer is None else f"; its peer is rank {one.facts.peer}"
         return Position(one, collective, Fault.OTHER_COLLECTIVE, f"it waits in {collective}(){peer}", Hint.OF_PEERS)
@@ -169,7 +190,7 @@ def _waits_for_disk(one: RankEvidence) -> Position | None:
 
 def _is_at_a_lock(one: RankEvidence) -> Position | None:
     if outside_wait(one) is None and (is_at_a_lock(one.stack) or (one.wait is Wait.LOCK and not one.computes)):
-        return Position(one, None, Fault.LOCK)
+        return Position(one, None, Fault.LOCK, one.facts.ended_thread)
     return None
 
 

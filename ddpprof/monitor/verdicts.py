@@ -34,6 +34,7 @@ def verdict_on(fault: Fault, blamed: Position, waiting: Sequence[Position]) -> V
         step=state.step,
         activity=activity_word(state.activity),
         place=_place(blamed, fault),
+        called_at=blamed.called_at,
         module=None if module is None else module.name,
         bucket=bucket,
         parameters=parameters,
@@ -61,8 +62,16 @@ def _place(blamed: Position, fault: Fault) -> str | None:
     record = blamed.evidence.record
     if blamed.place is not None or record is None:
         return blamed.place
+    if fault is Fault.DIED and record.ended_place is None and _called_exit(blamed):
+        return record.exit_place
     own = unusual_collective_of(blamed) if fault is Fault.OTHER_COLLECTIVE else None
     return record.ended_place if own is None else own.place
+
+
+def _called_exit(blamed: Position) -> bool:
+    """Return True if ``sys.exit()`` ended the rank."""
+    record, seen = blamed.evidence.record, blamed.evidence.exit
+    return record is not None and record.exit_message is not None and seen is not None and seen.exit_code > 0
 
 
 def _hint(blamed: Position, fault: Fault) -> Hint | None:
@@ -108,6 +117,8 @@ def _detail(blamed: Position, fault: Fault, waiting: Sequence[Position]) -> str 
     error = None if record is None else error_in(record.ended)
     if blamed.hint in (Hint.OF_PEERS, Hint.OTHER_AMOUNT):
         return blamed.detail
+    if fault is Fault.DIED and record is not None and error is None and _called_exit(blamed):
+        return f"it called sys.exit() with {record.exit_message!r}"
     if fault is Fault.OTHER_COLLECTIVE and error is None:
         parts = (_what_each_called(blamed, waiting), blamed.detail)
         return "; ".join(part for part in parts if part is not None) or None

@@ -40,7 +40,7 @@ from torch.distributed import PrefixStore, Store
 from ddpprof import own_files, rundir
 from ddpprof.errors import DdpprofError
 from ddpprof.model import Record, RecordedStep
-from ddpprof.model.overdue import collective_of, frames_of, place_of_user
+from ddpprof.model.overdue import Frame, caller_of_user, collective_of, frames_of, place_of_user
 from ddpprof.model.pulse import PulseIdentity
 from ddpprof.monitor.pulse_files import machine_id, shared_path
 from ddpprof.own_files import make_named_folder
@@ -99,10 +99,10 @@ def where_it_ends(error: BaseException | None) -> dict[str, Any]:
     if isinstance(error, SystemExit) and error.__context__ is not None:
         error = error.__context__
     if error is None or isinstance(error, SystemExit):
-        return {}
+        return dict(_last_exit)
     frames = frames_of(traceback.walk_tb(error.__traceback__))
-    place = place_of_user(frames)
-    where = {"ended_place": None if place is None else str(place), "ended_in": collective_of(frames)}
+    where = {"ended_place": _text(place_of_user(frames)), "ended_called_at": _text(caller_of_user(frames))}
+    where |= {"ended_in": collective_of(frames)}
     if (named := _PARAMETERS_IN_ERROR.search(str(error))) is None:
         return where
     return {
@@ -110,6 +110,28 @@ def where_it_ends(error: BaseException | None) -> dict[str, Any]:
         "ended_parameters": [int(number) for number in (named[1] or named[2]).split()],
         "ended_in_checkpoint": any(one.file.endswith(_CHECKPOINT) and one.function == "backward" for one in frames),
     }
+
+
+def _text(frame: Frame | None) -> str | None:
+    return None if frame is None else str(frame)
+
+
+_last_exit: dict[str, str | None] = {}
+"""fields of the `Record` about the last call to ``sys.exit()`` with an argument that is neither 0 nor ``None``"""
+
+
+def note_exit(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``sys.exit``, because Python discards its exception before the process exits."""
+
+    def leave(status: Any = None, /) -> Any:
+        if status not in (None, 0):
+            with suppress(Exception):
+                frames = frames_of(traceback.walk_stack(sys._getframe(1)))[::-1]
+                said = without_secrets(" ".join(str(status).split())[:_MOST_WORDS])
+                _last_exit.update(exit_message=said, exit_place=_text(place_of_user(frames)))
+        return original(status)
+
+    return leave
 
 
 _PARAMETERS_IN_ERROR = re.compile(

@@ -14,8 +14,8 @@ import sys
 import threading
 import traceback
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -44,6 +44,8 @@ class Collective(NamedTuple):
     sequence: int = 0
     """sequence number in the process group"""
     is_p2p: bool = False
+    is_over: bool = False
+    """whether the collective has ended, or has timed out"""
 
 
 def collectives(*, of_nccl: bool = True) -> tuple[Collective, ...]:
@@ -70,6 +72,7 @@ def _collective(entry: dict[str, Any]) -> Collective:
         str((entry.get("process_group") or ("",))[0]),
         int(entry.get("collective_seq_id", 0)),
         bool(entry.get("is_p2p")),
+        bool(entry.get("retired")),
     )
 
 
@@ -155,7 +158,8 @@ def overdue_facts(training_thread: int, since_ns: int, learning_rate: float | No
 
     `since_ns`: time (ns since 1970) from which collectives are counted.
     """
-    launched = [one for one in collectives() if not one.is_p2p]
+    all_launched = collectives()
+    launched = [one for one in all_launched if not one.is_p2p]
     error, place = _error_of(training_thread)
     return OverdueFacts(
         stack_crc=crc_of(stack),
@@ -170,7 +174,38 @@ def overdue_facts(training_thread: int, since_ns: int, learning_rate: float | No
         saves_in_thread=any(
             _saves(frame) for thread, frame in sys._current_frames().items() if thread != training_thread
         ),
+        last_p2p=_last_p2p(all_launched),
+        ended_thread=_ended_threads[-1] if _ended_threads else None,
     )
+
+
+def _last_p2p(launched: Sequence[Collective]) -> str | None:
+    """Return the point-to-point operation for which a thread in ``Work.wait()`` waits; ``None`` if it is a collective.
+
+    Gloo does not record point-to-point operations. If its last collective is over, the thread waits for such an
+    operation.
+    """
+    last = launched[-1] if launched else None
+    if last is None:
+        return None
+    return last.name if last.is_p2p else "isend or irecv" if last.is_over else None
+
+
+_ended_threads: deque[str] = deque(maxlen=1)
+
+
+def note_ended_thread(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``threading.excepthook``, to record the exceptions that end threads."""
+
+    def hook(args: Any, /) -> Any:
+        with suppress(Exception):
+            if not issubclass(args.exc_type, SystemExit):
+                error, place = _said(args.exc_value or args.exc_type())
+                name = "?" if args.thread is None else args.thread.name
+                _ended_threads.append(f"its thread {name} has ended with {error}{f' at {place}' if place else ''}")
+        return original(args)
+
+    return hook
 
 
 def _kinds(launched: Sequence[Collective]) -> tuple[KindOfCall, ...]:
@@ -187,11 +222,15 @@ def _error_of(thread: int) -> tuple[str | None, str | None]:
     error = found[1] if isinstance(found, tuple) else found  # Python 3.11 returns a tuple
     if not isinstance(error, BaseException) or isinstance(error, _OF_LOOPS):
         return None, None
+    said, place = _said(error)
+    return (None, None) if place is None else (said, place)
+
+
+def _said(error: BaseException) -> tuple[str, str | None]:
+    """Return the type and message of an exception, and the line of the user's code that raised it."""
     place = place_of_user(frames_of(traceback.walk_tb(error.__traceback__)))
-    if place is None:
-        return None, None
     said = " ".join(str(error).split())[:_MOST_CHARACTERS]
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__, str(place)
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__, None if place is None else str(place)
 
 
 def _wait_of(thread: int) -> Wait | None:

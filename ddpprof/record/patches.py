@@ -11,6 +11,7 @@ import functools
 import inspect
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from threading import get_ident
@@ -81,8 +82,13 @@ def install_around_training() -> None:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
     from torch.utils.data.distributed import DistributedSampler
 
+    from ddpprof.record.job import note_exit
+    from ddpprof.record.overdue_facts import note_ended_thread
+
     if any(owner is DataLoader for owner, _, _ in _originals):
         return
+    wrap(sys, "exit", note_exit)
+    wrap(threading, "excepthook", note_ended_thread)
     wrap(DataLoader, "__iter__", _telling(lambda: EVENTS.loader_begins))
     wrap(_BaseDataLoaderIter, "__next__", _next)
     wrap(DistributedSampler, "set_epoch", _telling(lambda: EVENTS.epoch_is_set))

@@ -36,7 +36,7 @@ def as_text(result: ShownInNotebooks) -> str:
     if not isinstance(result, Report):
         return "\n".join(line for section in _sections(result) for line in _as_lines(section))
     findings = [line for section in finding_list(result) for line in _as_lines(section)]
-    failure = [failure_sentence(result.failure)] if result.failure is not None else []
+    failure = [failure_sentence(result.failure, result)] if result.failure is not None else []
     job = [section.text for section in job_lines(result) if isinstance(section, Line)]
     return "\n".join([*job[:1], *failure, verdict(result).text, *findings])
 

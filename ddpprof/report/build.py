@@ -13,6 +13,7 @@ from ddpprof.engine.numbers import clocks_of
 from ddpprof.engine.topic import View
 from ddpprof.model import DdpModule, OtherFile, RecordedStep, Run
 from ddpprof.model.backends import is_accelerator
+from ddpprof.model.json_files import ended_well
 from ddpprof.model.whole_run import RankWholeRun, WholeRun
 from ddpprof.report import REPORT_FORMAT, Job, Module, Report
 from ddpprof.report.run_profile import KnownRun
@@ -109,6 +110,7 @@ def view_of(
         optimizer_ns=least(lambda s: s.parts.optimizer_ns if s.parts else None),
         num_micro_steps=next((one.num_micro_steps for one in records), 1),
         trains_beside_ddp=any(one.unaveraged for one in facts.values()),
+        ended_well=ended_well(run.exits),
         joins=any(one.joins for one in facts.values()),
         group_size=_least(one.group_size for one in facts.values()),
         device=next((one.device for one in facts.values()), None),

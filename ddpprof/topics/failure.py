@@ -17,10 +17,13 @@ from ddpprof.engine.topic import ReportView, Topic
 from ddpprof.layout import Line, Section, clean, count
 from ddpprof.model import DdpModule, ProcessExit, Record
 from ddpprof.model.backends import backend_of, refusal_of_shared_gpu
+from ddpprof.model.hang import Verdict
 from ddpprof.model.json_files import last_exit_of_job, oom_kills_seen
 from ddpprof.model.record import error_in
 from ddpprof.topics.error_words import CRASHES, NOT_KNOWN, advice_on_error, killer_sentence, shortened, signal_name
+from ddpprof.topics.hang_words import verdict_in_short, verdict_lines
 from ddpprof.topics.hangs import CRASH_AT_EXIT, SAME_COLLECTIVES
+from ddpprof.topics.whole_run import WHOLE_RUN
 from ddpprof.words import listed, ranks_in_words
 
 _OF_A_LOST_PEER = re.compile(
@@ -208,12 +211,42 @@ _MOST_LISTED = 8
 
 
 def failure_lines(failure: Failure, report: ReportView) -> Iterable[Section]:
-    for text in _sentences(failure, {one.rule for one in report.findings}):
+    for text in _sentences(failure, {one.rule for one in report.findings}, _diagnosis(report)):
         yield Line(text, is_warning=True)
 
 
-def failure_sentence(failure: Failure) -> str:
+def hang_line(report: ReportView) -> Iterator[Section]:
+    """Yield a line that says where and why the job hung, for the first screen."""
+    hang = _hang(report)
+    if hang is not None and (report[FAILURE] is None or (hang.resumed_unix_ns is None and not hang.has_failed)):
+        goes_on = "" if hang.resumed_unix_ns is None else " The job continued later."
+        yield Line(f"{verdict_in_short(hang, is_over=True)}{goes_on} More: --section whole-run", is_warning=True)
+
+
+def has_failed_or_hung(report: ReportView) -> bool:
+    """Return True if the job failed or hung, and did not continue afterwards."""
+    hang = _hang(report)
+    return report[FAILURE] is not None or (hang is not None and hang.resumed_unix_ns is None)
+
+
+def _hang(report: ReportView) -> Verdict | None:
+    run = report[WHOLE_RUN]
+    return None if run is None else run.hang
+
+
+def _diagnosis(report: ReportView) -> Verdict | None:
+    """Return the launcher's verdict on the failed job, if there is one."""
+    hang = _hang(report)
+    return hang if hang is not None and hang.has_failed and hang.resumed_unix_ns is None else None
+
+
+def failure_sentence(failure: Failure, report: ReportView) -> str:
     """Return the first sentence of the verdict on a failed job."""
+    diagnosis = _diagnosis(report)
+    return _first_sentence(failure) if diagnosis is None else verdict_in_short(diagnosis, is_over=True)
+
+
+def _first_sentence(failure: Failure) -> str:
     named = _named(failure)
     if named is None:
         return "The job failed, and no rank reported why."
@@ -225,21 +258,14 @@ def _named(failure: Failure) -> RankEnd | None:
     return failure.first or next((end for end in failure.others if end.failed), None)
 
 
-def _sentences(failure: Failure, found: Set[str]) -> Iterator[str]:
+def _sentences(failure: Failure, found: Set[str], diagnosis: Verdict | None) -> Iterator[str]:
     """Yield the sentences of the verdict. `found`: names of the rules that reported findings."""
-    yield failure_sentence(failure)
-    rest = [end for end in failure.others if end is not _named(failure)]
-    first = failure.first
-    named = _named(failure)
-    if named is not None and (advice := _advice(named)) is not None:
-        yield advice
-    if named is not None:
-        yield from _on_a_crash(named, rest)
-    killer = None if first is None else killer_sentence(first.error, first.exit_code, first.num_oom_kills)
-    if killer is not None:
-        yield killer
-    elif first is not None and first.ended is None and first.exit_code is None:
-        yield f"Rank {first.rank} may have been killed.{f' {NOT_KNOWN}' if first.num_oom_kills is None else ''}"
+    if diagnosis is not None:
+        yield from verdict_lines(diagnosis, is_over=True)
+        rest = [end for end in (failure.first, *failure.others) if end is not None and end.rank != diagnosis.rank]
+    else:
+        rest = [end for end in failure.others if end is not _named(failure)]
+        yield from _on_the_first(failure, rest)
     lost, silent = [end for end in rest if end.failed], [end for end in rest if not end.failed]
     then = "then " if failure.first is not None else "also "
     for end in lost[:_MOST_LISTED]:
@@ -262,6 +288,21 @@ def _sentences(failure: Failure, found: Set[str]) -> Iterator[str]:
         yield (
             "A collective times out when another rank does not take part in it: check what the other ranks were doing."
         )
+
+
+def _on_the_first(failure: Failure, rest: Sequence[RankEnd]) -> Iterator[str]:
+    """Yield the sentences about the rank that is reported first. `rest`: all other ranks."""
+    yield _first_sentence(failure)
+    first, named = failure.first, _named(failure)
+    if named is not None and (advice := _advice(named)) is not None:
+        yield advice
+    if named is not None:
+        yield from _on_a_crash(named, rest)
+    killer = None if first is None else killer_sentence(first.error, first.exit_code, first.num_oom_kills)
+    if killer is not None:
+        yield killer
+    elif first is not None and first.ended is None and first.exit_code is None:
+        yield f"Rank {first.rank} may have been killed.{f' {NOT_KNOWN}' if first.num_oom_kills is None else ''}"
 
 
 def _on_a_crash(named: RankEnd, others: Sequence[RankEnd]) -> Iterator[str]:
@@ -350,7 +391,7 @@ def _how(end: RankEnd) -> str:
         died = f"died with {signal_name(-code)}"
         return f"finished its script{_after(end)}, and then {died}" if end.died_at_exit else f"{died}{_after(end)}"
     if code > 0:
-        return f"ended with exit code {code}{_after(end)}, without a message"
+        return f"ended with exit code {code}{_after(end)}"
     return f"ended without a message{_after(end)}"
 
 

@@ -273,6 +273,8 @@ def _where(verdict: Verdict) -> Iterator[str]:
         return
     process = f", process {verdict.pid}" if verdict.pid is not None and not verdict.has_failed else ""
     place = f", at {clean(verdict.place)}" if verdict.place is not None else ""
+    if verdict.place is not None and verdict.called_at is not None:
+        place += f", called at {clean(verdict.called_at)}"
     doing = f", in {clean(verdict.activity)}" if verdict.activity and verdict.activity != "other" else ""
     yield f"Rank {verdict.rank}: host {clean(verdict.host or '?')}{process}{doing}{place}."
 

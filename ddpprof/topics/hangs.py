@@ -193,7 +193,8 @@ SKIP_TOGETHER = f"Skip a batch on all ranks together: all-reduce a flag before b
 def ended_unequally(risks: HangRisks, view: View) -> Iterator[Finding]:
     """Report ranks that ended after different numbers of backward passes, unless the cause is known."""
     found = unequal_passes(risks.passes)
-    if found is not None and risks.skipped is None and not view.joins and view.is_one_group:
+    is_meant = view.joins or not view.is_one_group or not view.ended_well
+    if found is not None and risks.skipped is None and not is_meant:
         yield found
 
 

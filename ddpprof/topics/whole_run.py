@@ -42,8 +42,7 @@ from ddpprof.model.whole_run import (
 )
 from ddpprof.statistics import mean_known, median_known
 from ddpprof.topics.data import INPUT_SIZES, load_in_advance, training_loaders
-from ddpprof.topics.failure import FAILURE
-from ddpprof.topics.hang_words import verdict_in_short, verdict_lines
+from ddpprof.topics.hang_words import verdict_lines
 from ddpprof.topics.script_code import longest_line
 from ddpprof.words import ranks_in_words
 
@@ -89,17 +88,6 @@ def whole_run_line(run: WholeRun | None, step_ns: int | None) -> Iterator[Sectio
     if largest is not None and _took_ns(largest, run) >= _NOTABLE * run.duration_ns:
         which = "The slowdown" if len(run.slowdowns) == 1 else "The largest slowdown"
         yield Line(f"{which}: {slowdown_sentence(largest, len(run.ranks))}.", is_warning=True)
-
-
-def hang_line(report: ReportView) -> Iterator[Section]:
-    """Yield a line that says where and why the job hung, for the first screen."""
-    run = report[WHOLE_RUN]
-    if run is None or run.hang is None:
-        return
-    if report[FAILURE] is None or (run.hang.resumed_unix_ns is None and not run.hang.has_failed):
-        goes_on = "" if run.hang.resumed_unix_ns is None else " The job continued later."
-        short = verdict_in_short(run.hang, is_over=True)
-        yield Line(f"{short}{goes_on} More: --section whole-run", is_warning=True)
 
 
 def _took_ns(one: StepSlowdown, run: WholeRun) -> int:

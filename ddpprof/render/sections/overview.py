@@ -32,11 +32,11 @@ from ddpprof.report import Report
 from ddpprof.report.topics import file_of, sections_of_topics
 from ddpprof.topics.attempts import attempt_table
 from ddpprof.topics.bound import BoundBy, bound_remarks
-from ddpprof.topics.failure import failure_lines, failure_sentence
+from ddpprof.topics.failure import failure_lines, failure_sentence, hang_line, has_failed_or_hung
 from ddpprof.topics.steps.measure import StepReport
 from ddpprof.topics.steps.timeline import Timeline, typical_lanes
 from ddpprof.topics.steps.view import left_out, mean_parts, recording_cost_line, step_bars, unusual_steps_line
-from ddpprof.topics.whole_run import hang_line, whole_run_line
+from ddpprof.topics.whole_run import whole_run_line
 
 FINDINGS = "Findings"
 IN_VAIN = "Tried without success"
@@ -78,9 +78,11 @@ def finding_texts(report: Report) -> list[tuple[FindingText, Finding]]:
 def first_changes(report: Report) -> list[tuple[FindingText, Finding]]:
     """Return the finding to act on first. If it is about correctness, the first finding with a gain follows.
 
-    The list is empty if no finding is certain enough.
+    The list is empty if no finding is certain enough. If the job failed or hung, only correctness is worth acting on.
     """
     certain = [one for one in finding_texts(report) if one[0].advice and not (one[1].is_noise or one[1].is_guess)]
+    if has_failed_or_hung(report):
+        return [one for one in certain[:1] if one[1].is_correctness]
     if not certain or not certain[0][1].is_correctness:
         return certain[:1]
     gains = [one for one in certain if one[1].expected_ns is not None]
@@ -125,7 +127,7 @@ def sentence_after(report: Report, finding: Finding) -> str:
 
 def change_nothing(report: Report) -> str:
     """Return a sentence that says why there is nothing to change; empty if the job failed."""
-    if report.failure is not None:
+    if has_failed_or_hung(report):
         return ""
     for number, finding in enumerate(report.findings, 1):
         if finding.is_worth_trying:
@@ -333,7 +335,7 @@ def verdict(report: Report) -> StepVerdict:
     of_steps = verdict_of_steps(report)
     if report.failure is None:
         return of_steps
-    return StepVerdict(f"{failure_sentence(report.failure)} {of_steps.text}", of_steps.numbers)
+    return StepVerdict(f"{failure_sentence(report.failure, report)} {of_steps.text}", of_steps.numbers)
 
 
 def verdict_of_steps(report: Report) -> StepVerdict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -79,6 +80,21 @@ def test_a_job_that_its_user_stopped_has_not_failed(run: Path, capsys: pytest.Ca
     assert main(["diagnose", str(run)]) == 0
     said = f"ddpprof: training was interrupted. View the whole run with: ddpprof report {run}\n"
     assert capsys.readouterr().err == said
+
+
+def test_where_the_ranks_of_a_stuck_job_were_when_its_user_stopped_it(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now_ns = time.time_ns()
+    since = {"step_since_ns": now_ns - 63 * 10**9, "ended_ns": now_ns}
+    for rank in range(2):
+        write_pulse(run, rank, [MadeStep()] * 10, ended=Ended.INTERRUPTED, **since)
+    stood = record(1, ended="interrupted", num_steps=10, ended_place="/home/me/ckpt.py:6 in confirm")
+    rundir.write_json(run / rundir.facts_file(1), to_builtins({"format": rundir.FORMAT, **structs.asdict(stood)}))
+    (run / "exits.jsonl").write_text('{"exit_code": -2, "is_job": true, "interrupted": true}\n')
+    assert main(["diagnose", str(run)]) == 0
+    said = "training was interrupted in step 13, which had taken 63 s: rank 1 at /home/me/ckpt.py:6 in confirm."
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -333,6 +333,33 @@ def test_what_is_known_of_a_rank_that_died_without_a_word(exit_code: int | None,
     assert (verdict.fault, verdict.rank, verdict.hint) == (Fault.DIED, 1, hint)
 
 
+def test_a_rank_that_called_exit() -> None:
+    left = rank(1, num_passes=10, ended=Ended.FINISHED)
+    known = replace_struct(record(1, "finished"), exit_message="no time left", exit_place="train.py:22 in check")
+    for exit_code, has_died in ((1, True), (0, False)):
+        ended = replace(left, process=None, record=known, exit=ProcessExit(exit_code, rank=1))
+        verdict = judge([waiting(0), ended])
+        assert (verdict.fault is Fault.DIED) is has_died
+        assert (verdict.place == "train.py:22 in check") is has_died
+        assert (verdict.detail == "it called sys.exit() with 'no time left'") is has_died
+
+
+def test_the_caller_of_the_function_at_fault_is_named() -> None:
+    helper, caller = Frame("/home/me/exchange.py", 13, "swap"), Frame("/home/me/train.py", 60, "main")
+    torch_frame = Frame("/site-packages/torch/nn/modules/module.py", 9, "_call_impl")
+    for stack, called_at in (((caller, torch_frame, helper), str(caller)), ((caller,), None), ((helper, caller), None)):
+        verdict = judge([waiting(0), rank(1, *stack, num_passes=10)])
+        assert (verdict.place, verdict.called_at) == (str(stack[-1]), called_at)
+
+
+def test_a_rank_waits_for_a_point_to_point_operation_that_it_started() -> None:
+    waits = Frame("/site-packages/ddpprof/record/patches.py", 187, "wait")
+    one = replace(rank(1, USER, waits, num_passes=10), facts=OverdueFacts(last_p2p="recv"))
+    verdict = judge([waiting(0), one])
+    assert (verdict.fault, verdict.rank, verdict.hint) == (Fault.OTHER_COLLECTIVE, 1, Hint.OF_PEERS)
+    assert verdict.detail == "it waits for a point-to-point operation that it started with recv"
+
+
 def test_a_rank_that_crashed_after_its_script_had_ended() -> None:
     """Such as torch's abort of gloo's threads while Python exits."""
     crashed = ProcessExit(-6, rank=0, pid=1, host="a")

@@ -252,6 +252,31 @@ def test_a_long_start_is_told_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert line.startswith("no rank has begun to train within ")
 
 
+def test_unequal_passes_of_a_job_that_its_user_ended_are_meant(tmp_path: Path) -> None:
+    """`mp.spawn` catches the `KeyboardInterrupt` of its processes, which then end as if they had finished."""
+    said: list[str] = []
+    for rank, num_passes in ((0, 216), (1, 215)):
+        write_pulse(tmp_path, rank, [MadeStep()] * 9, ended=Ended.FINISHED, num_passes=num_passes)
+    for how in ('"exit_code": -2, "interrupted": true', '"exit_code": 1'):
+        (tmp_path / "exits.jsonl").write_text(f'{{{how}, "is_job": true}}\n')
+        EndLook(said.append).at(tmp_path, 0.0, is_over=True)
+    assert said == []
+
+
+def test_why_an_attempt_failed_that_was_started_again_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddpprof.monitor.evidence._LOOK_AGAIN_S", 0.0)
+    said: list[str] = []
+    look, later = HangLook(said.append, None, dumps_stacks=False), tmp_path / "attempt-1"
+    later.mkdir()
+    now_ns = time.time_ns()
+    for folder, ended in ((tmp_path, Ended.FAILED), (later, Ended.NOT_YET)):
+        for rank in range(2):
+            write_pulse(folder, rank, [MadeStep()] * 9, ended=ended, step_since_ns=now_ns)
+        look.at(folder, 0.0, is_over=False)
+    assert said[0] == "the launcher has restarted the ranks. This is why the earlier attempt ended:"
+    assert said[1].startswith("The job failed at step ")
+
+
 def test_ranks_that_end_after_different_numbers_of_passes_are_told_at_the_end(tmp_path: Path) -> None:
     said: list[str] = []
     look = EndLook(said.append)

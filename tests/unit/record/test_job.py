@@ -6,6 +6,7 @@ import faulthandler
 import json
 import os
 import struct
+import sys
 import threading
 import time
 from pathlib import Path
@@ -26,6 +27,7 @@ from ddpprof.record.job import (
     LastStep,
     _covered_ns,
     how_it_ends,
+    note_exit,
     where_it_ends,
 )
 from ddpprof.record.machine import TrainingDevice
@@ -148,13 +150,28 @@ def raised(place: str) -> BaseException:
 
 
 def test_where_it_ends() -> None:
-    mine = {"ended_place": "/home/me/train.py:2 in train"}
+    caller = f"{__file__}:{raised.__code__.co_firstlineno + 8} in raised"
+    mine = {"ended_place": "/home/me/train.py:2 in train", "ended_called_at": caller}
     assert where_it_ends(raised("elsewhere")) == {**mine, "ended_in": None}
     assert where_it_ends(raised("in-a-collective")) == {**mine, "ended_in": "barrier"}
     assert where_it_ends(None) == where_it_ends(SystemExit(3)) == {}
     caught = SystemExit(1)
     caught.__context__ = raised("elsewhere")
     assert where_it_ends(caught)["ended_place"] == "/home/me/train.py:2 in train"
+
+
+@pytest.mark.parametrize(("status", "message"), [("no time left", "no time left"), (3, "3"), (0, None), (None, None)])
+def test_a_call_to_exit_is_noted(status: Any, message: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddpprof.record.job._last_exit", {})
+    monkeypatch.setattr(sys, "exit", note_exit(sys.exit))
+    script = "import sys\ndef check(status):\n    sys.exit(status)\n"
+    names: dict[str, Any] = {}
+    exec(compile(script, "/home/me/train.py", "exec"), names)
+    with pytest.raises(SystemExit) as left:
+        names["check"](status)
+    assert left.value.code == status
+    where = {"exit_message": message, "exit_place": "/home/me/train.py:3 in check"}
+    assert where_it_ends(None) == ({} if message is None else where)
 
 
 FACTS = {"format": 1, "rank": 0, "world_size": 1, "host": "node", "pid": 7, "device": "cpu", "backend": "gloo",

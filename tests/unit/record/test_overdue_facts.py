@@ -191,3 +191,35 @@ def test_a_training_in_another_thread_than_the_main_one() -> None:
     thread.join()
     assert seen[0].thread == seen[1].thread
     assert overdue_facts.overdue_facts(threading.get_ident(), 0, None, "").thread is None
+
+
+def test_the_exception_that_ended_a_thread_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", overdue_facts.note_ended_thread(shown.append))
+
+    def feeds() -> None:
+        raise KeyError(19)
+
+    thread = threading.Thread(target=feeds, name="feeder")
+    thread.start()
+    thread.join()
+    facts = overdue_facts.overdue_facts(threading.get_ident(), 0, None, "")
+    assert facts.ended_thread is not None
+    assert facts.ended_thread.startswith(f"its thread feeder has ended with KeyError: 19 at {__file__}:")
+    assert len(shown) == 1, "the script's own hook is still called"
+
+
+@pytest.mark.parametrize(
+    ("last", "name"),
+    [
+        pytest.param(Collective(1, "recv", 4, is_p2p=True), "recv", id="nccl"),
+        pytest.param(Collective(1, "all_reduce", 4, is_over=True), "isend or irecv", id="gloo-does-not-record-it"),
+        pytest.param(Collective(1, "all_reduce", 4), None, id="a-collective"),
+        pytest.param(None, None, id="nothing-is-known"),
+    ],
+)
+def test_the_point_to_point_operation_that_is_waited_for(
+    last: Collective | None, name: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overdue_facts, "collectives", lambda: () if last is None else (last,))
+    assert overdue_facts.overdue_facts(threading.get_ident(), 0, None, "").last_p2p == name

@@ -12,6 +12,8 @@ from reports import report
 
 from ddpprof.engine.finding import Finding
 from ddpprof.layout import FindingList, Line
+from ddpprof.model.hang import Fault, Verdict
+from ddpprof.model.whole_run import WholeRun
 from ddpprof.render.html.report_page import report_page
 from ddpprof.render.json import render_json
 from ddpprof.render.markdown import render_markdown
@@ -104,7 +106,7 @@ UNEVEN = Failure(None, (end(0, LOST, 26, is_consequence=True),), (end(1, "finish
         ),
         pytest.param(
             Failure(end(2, None, 7, 3), (), ()),
-            "The job failed: rank 2 ended with exit code 3 after 7 steps, without a message.",
+            "The job failed: rank 2 ended with exit code 3 after 7 steps.",
             id="an-exit-code",
         ),
         pytest.param(
@@ -223,3 +225,15 @@ def test_another_abort_is_not_explained_by_gloo(collective: str | None, backend:
     first = replace(end(0, None, 31, exit_code=-6), collective=collective, place="a.py:8 in f", backend=backend)
     lost = replace(end(1, LOST, 31, is_consequence=True), collective="barrier", place="a.py:9 in f")
     assert not any("Gloo" in text for text in told(Failure(first, (lost,), ())))
+
+
+def test_the_launchers_verdict_is_told_instead_of_what_the_ranks_recorded() -> None:
+    """The rank that recorded an error may be another one than the rank at fault."""
+    late = Failure(end(1, LATE, 14), (end(0, None, 14, exit_code=-15),), ())
+    hang = Verdict(Fault.OWN_CODE, rank=0, host="a", step=14, place="pack.py:10 in pack", has_failed=True)
+    run = WholeRun(14, 0, 10**9, (), hang=hang)
+    lines = told(late, whole_run=run)
+    assert lines[0] == "The job failed at step 14: rank 0 is still running the script's own code."
+    assert lines[1] == "Rank 0: host a, at pack.py:10 in pack."
+    assert any(line.startswith("Rank 1 then failed after 14 steps: RuntimeError: Timed out") for line in lines)
+    assert verdict(report(whole_run=run, failure=late)).text.startswith(lines[0])

@@ -57,7 +57,13 @@ def test_ranks_that_end_after_different_numbers_of_passes(ranks: list[Passes], t
 
 @pytest.mark.parametrize(
     ("changes", "is_reported"),
-    [({}, True), ({"joins": True}, False), ({"group_size": 1}, False), ({"skipped": SkippedPass(1, 60, 1)}, False)],
+    [
+        ({}, True),
+        ({"joins": True}, False),
+        ({"group_size": 1}, False),
+        ({"ended_well": False}, False),
+        ({"skipped": SkippedPass(1, 60, 1)}, False),
+    ],
 )
 def test_the_finding_on_unequal_ends(changes: dict[str, Any], is_reported: bool) -> None:
     passes = {0: FINISHED, 1: Passes(119, has_finished=True)}
