@@ -504,6 +504,8 @@ class Record(Struct, frozen=True, kw_only=True):
     """line of the user's code in which an error ended the rank, as ``file:line in function``"""
     ended_called_at: str | None = None
     """line of the user's code that called the function at `ended_place`, in the same format"""
+    learning_rates: tuple[tuple[Int64, float], ...] = ()
+    """learning rate of the optimizer's first parameter group after some of the last steps: number of steps, and rate"""
     exit_message: str | None = None
     """argument of the last call to ``sys.exit()`` that was neither 0 nor ``None``; the script may have caught the
     exception that ``sys.exit()`` raises

@@ -7,6 +7,7 @@ import sys
 import time
 import traceback
 import weakref
+from collections import deque
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -300,6 +301,9 @@ class LossNotes(Listener):
         return [[float(tensor).hex() for tensor in step] for step in self._steps]
 
 
+_MOST_RATES = 64
+
+
 class StepNotes(Listener):
     """Records the events of steps that are recorded in detail. This listener is bound only in such steps."""
 
@@ -331,6 +335,7 @@ class StepNotes(Listener):
         self._data_parallel_device = "cpu"
         self.optimizer: weakref.ref[Any] | None = None
         """optimizer that took the most recent step, whether the step was recorded or not"""
+        self._rates: deque[tuple[int, float]] = deque(maxlen=_MOST_RATES)
 
     def find(self, ddp: Any) -> RecordedModule | None:
         for module in self.modules:
@@ -419,6 +424,12 @@ class StepNotes(Listener):
         groups = [] if optimizer is None else optimizer.param_groups
         rate = groups[0].get("lr") if groups else None
         return float(rate) if isinstance(rate, int | float) else None
+
+    def note_rate(self, step: int) -> None:
+        """Record the learning rate after `step` steps."""
+        rate = self.learning_rate()
+        if rate is not None:
+            self._rates.append((step, rate))
 
     def _living(self) -> list[DistributedDataParallel]:
         return [ddp for seen in list(self._seen) if (ddp := seen()) is not None]
@@ -546,6 +557,7 @@ class StepNotes(Listener):
         """Return what was recorded before `step`, as fields of the `Record`."""
         of_modules = {**self._facts_of_modules(), "unfrozen": self.unfrozen()}
         facts = {**of_modules, "devices": self.memory.devices(), **self.environment.facts(step)}
+        facts["learning_rates"] = tuple(self._rates)
         for notes in (self.peaks, self.feeding, self.unaveraged, self.host_reads, self.code):
             facts |= notes.facts()
         if self._data_parallel:

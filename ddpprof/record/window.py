@@ -26,6 +26,8 @@ from ddpprof.record.step_notes import StepNotes
 from ddpprof.record.steps import Schedule
 from ddpprof.signals import deferred_signals
 
+_STEPS_PER_RATE = 50
+"""the learning rate is recorded once per this many steps"""
 _HIDES_STEPS = 3
 """a CUDA graph is assumed to contain whole steps if, since the last step ended, it has been replayed this many times as
 often as in any earlier step
@@ -167,6 +169,8 @@ class Window:
         if self.profiler.left is not None:
             self.profiler.clear_away()
         self.step += 1
+        if self.step % _STEPS_PER_RATE == 0:
+            self._notes.note_rate(self.step)
         if self.mode not in _UNRECORDED:
             EVENTS.flagged(StepFlag.RECORDED)
 

@@ -123,7 +123,7 @@ def brief_report(report: Report, paths: Sequence[str]) -> Brief:
         format=BRIEF_FORMAT,
         ddpprof=report.ddpprof,
         run=clean(run, most=_LONGEST),
-        verdict=clean(f"{verdict(report).text} {change_sentence(report)}", most=_LONGEST),
+        verdict=clean(f"{verdict(report).text} {change_sentence(report)}".strip(), most=_LONGEST),
         step_ns=report.step_ns,
         parts=mean_parts(report),
         num_noise=len(report.findings) - len(beyond),

@@ -284,7 +284,7 @@ def _sentences(failure: Failure, found: Set[str], diagnosis: Verdict | None) -> 
             f"{_ranks(failure.finished)} had finished{_progress(failure.finished)}."
             f"{'' if 'skipped-backward' in found else _UNEVEN}"
         )
-    elif failure.first is None and any(end.waited_for_a_peer for end in failure.others):
+    elif diagnosis is None and failure.first is None and any(end.waited_for_a_peer for end in failure.others):
         yield (
             "A collective times out when another rank does not take part in it: check what the other ranks were doing."
         )

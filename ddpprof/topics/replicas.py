@@ -124,6 +124,23 @@ def _lengths(values: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> np.nd
 
 
 @dataclass(frozen=True, slots=True)
+class DifferentRates:
+    """Learning rates that differ between ranks."""
+
+    step: int
+    """first number of steps after which they are known to differ"""
+    rates: Mapping[int, float]
+    """rank → last known learning rate after a number of steps that is known on all ranks"""
+
+
+def find_different_rates(known: Mapping[int, Mapping[int, float]]) -> DifferentRates | None:
+    """Return the ranks' learning rates if they differ. `known`: by rank, number of steps → learning rate."""
+    common = sorted(set.intersection(*(set(rates) for rates in known.values()))) if len(known) > 1 else []
+    differ = [step for step in common if len({rates[step] for rates in known.values()}) > 1]
+    return DifferentRates(differ[0], {rank: rates[differ[-1]] for rank, rates in known.items()}) if differ else None
+
+
+@dataclass(frozen=True, slots=True)
 class Replicas:
     """Reasons why the ranks' copies of the parameters differ."""
 
@@ -133,6 +150,7 @@ class Replicas:
     """parameters that are trained although DDP does not average their gradients, because they were frozen when DDP was
     constructed
     """
+    rates: DifferentRates | None = None
 
 
 def _of_run(view: View) -> Replicas:
@@ -141,6 +159,7 @@ def _of_run(view: View) -> Replicas:
         drifts=find_drifts({rank: one.replicas for rank, one in records.items()}),
         trained_apart=find_trained_apart({rank: one.unaveraged for rank, one in records.items()}),
         unfrozen=next((one.unfrozen for one in records.values() if one.unfrozen), ()),
+        rates=find_different_rates({rank: dict(one.learning_rates) for rank, one in records.items()}),
     )
 
 
@@ -163,6 +182,27 @@ def copies_differ(replicas: Replicas, view: View) -> Iterator[Finding]:
             comes_first=True,
             numbers=only_known(apart_share=drift.apart, num_steps=drift.num_steps, num_ranks=len(drift.ranks)),
         )
+
+
+def different_learning_rates(replicas: Replicas, view: View) -> Iterator[Finding]:
+    """Report learning rates that are not the same on all ranks."""
+    found = replicas.rates
+    if found is None or not view.is_one_group:
+        return
+    low, high = (choose(found.rates, key=lambda rank: found.rates[rank]) for choose in (min, max))
+    lowest, highest = found.rates[low], found.rates[high]
+    yield Finding(
+        "different-learning-rates",
+        "The ranks train with different learning rates, so their copies of the model drift apart",
+        f"the learning rates differ since step {found.step:,} or shortly before; the last known ones are "
+        f"{lowest:.4g} on rank {low} and {highest:.4g} on rank {high}",
+        "Call the scheduler's step() on every rank, after the same steps. If it depends on a metric, as "
+        "ReduceLROnPlateau does, all-reduce the metric first, so that all ranks decide alike.",
+        None,
+        is_correctness=True,
+        comes_first=True,
+        numbers=only_known(first_step=found.step, lowest_rate=lowest, highest_rate=highest),
+    )
 
 
 def unfrozen_parameters(replicas: Replicas, view: View) -> Iterator[Finding]:
@@ -274,7 +314,7 @@ def _times(number: int) -> str:
 
 REPLICAS: Topic[None, Replicas] = Topic(
     "replicas",
-    rules=(copies_differ, unfrozen_parameters, unaveraged_parameters, unwrapped_parameters),
+    rules=(copies_differ, different_learning_rates, unfrozen_parameters, unaveraged_parameters, unwrapped_parameters),
     of_run=_of_run,
 )
 

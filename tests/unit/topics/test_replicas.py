@@ -8,7 +8,15 @@ from tables import backward_pass, ddp_module, forward, recorded
 
 from ddpprof.model import RecordedStep, Replica, UnaveragedParameters
 from ddpprof.report.topics import find_all
-from ddpprof.topics.replicas import Drift, TrainedApart, find_drifts, find_trained_apart, is_always_reduced
+from ddpprof.topics.replicas import (
+    DifferentRates,
+    Drift,
+    TrainedApart,
+    find_different_rates,
+    find_drifts,
+    find_trained_apart,
+    is_always_reduced,
+)
 
 BEFORE, MOVED = (3.0, 4.0), (3.0, 4.5)
 
@@ -200,3 +208,28 @@ def test_parameters_that_no_module_has_come_after_gains() -> None:
 def test_ranks_that_average_in_groups_may_train_parameters_apart(is_wrapped: bool) -> None:
     apart = TrainedApart("Head", ("weight",), is_wrapped, APART)
     assert find_all(observed(ddp_module(), trained_apart=(apart,), group_size=1)) == ()
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        pytest.param(({50: 0.1, 100: 0.1}, {50: 0.1, 100: 0.1}), None, id="equal"),
+        pytest.param(({50: 0.1, 100: 0.05}, {50: 0.1, 100: 0.1}), (100, {0: 0.05, 1: 0.1}), id="one-scheduler-steps"),
+        pytest.param(({50: 0.1, 100: 0.05}, {50: 0.1}), None, id="one-is-ahead"),
+        pytest.param(({50: 0.1, 100: 0.05}, {}), None, id="one-is-unknown"),
+        pytest.param(({50: 0.1},), None, id="one-rank"),
+    ],
+)
+def test_learning_rates_of_the_ranks(
+    known: tuple[dict[int, float], ...], expected: tuple[int, dict[int, float]] | None
+) -> None:
+    found = find_different_rates(dict(enumerate(known)))
+    assert (None if found is None else (found.step, found.rates)) == expected
+
+
+def test_the_finding_on_learning_rates() -> None:
+    rates = DifferentRates(200, {0: 0.0004, 1: 0.05})
+    found = only(observed(rates=rates, group_size=2))
+    assert (found.rule, found.comes_first) == ("different-learning-rates", True)
+    assert "since step 200" in found.evidence
+    assert found.evidence.endswith("0.0004 on rank 0 and 0.05 on rank 1")
