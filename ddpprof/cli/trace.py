@@ -323,7 +323,7 @@ def _after_watch(job: JobCommand, inside: bool, end: JobEnd) -> None:
     for line in () if verdict is None else verdict_lines(verdict):
         say(f"ddpprof: {line}", file=sys.stderr)
     hung = hung_at_last(rundir.last_attempt(out)) is not None
-    why = f". Find out why it hung with: ddpprof diagnose {out}" if hung else ""
+    why = f". To find out why it hung, run: ddpprof diagnose {out}" if hung else ""
     say(f"\nddpprof: the run is in {out}. View it with: ddpprof report {out}{why}", file=sys.stderr, flush=True)
 
 

@@ -117,7 +117,7 @@ _REDUCE_ONCE = {
 
 
 def compression(framework: str | None, backend: str | None, *arguments: str) -> str | None:
-    """Return code that sends gradients in half precision, or ``None`` if the framework has no option for it.
+    """Return the source code that sends gradients in half precision, or ``None`` if the framework has no option for it.
 
     `arguments`: other arguments of DDP's constructor to set together with it.
     """

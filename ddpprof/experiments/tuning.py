@@ -364,7 +364,7 @@ def code_of(candidate: Candidate, job: Job) -> str:
     if candidate.comm_hook is None:
         return without_hook
     hooked = compression(job.framework, job.backend, *candidate.words)
-    left = f"{candidate.comm_hook}, which can be passed to register_comm_hook, but not through {job.framework}"
+    left = f"{candidate.comm_hook}, which can be set with register_comm_hook, but not through {job.framework}"
     return hooked or ", and ".join(filter(None, [without_hook, left]))
 
 

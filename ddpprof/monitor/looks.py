@@ -233,7 +233,7 @@ class GrowthLook:
             self._say(growth.sentence("now"))
 
     def _tell_of_memory(self, directory: Path, pulses: Mapping[int, Pulse]) -> None:
-        """Report memory that has doubled since the start of the run, and again when it has doubled since."""
+        """Report memory that has doubled since the start of the run, or since the last report."""
         most = most_grown({rank: steady_growth(pulse.samples) for rank, pulse in pulses.items()})
         if most is None:
             return

@@ -97,7 +97,7 @@ class PulseKeeper:
         self._wrote_facts = False
         self.learning_rate: Callable[[], float | None] = lambda: None
         self.each_round: Callable[[], None] | None = None
-        """further function that the keeper's thread calls several times a second"""
+        """additional function that the keeper's thread calls several times a second"""
         self._trains_in_training_mode = not self._are_in_evaluation_mode()
         with own_files.whole_file(Path(pulse.identity.kept)) as part:  # readers see no file or a complete file
             self._copy = os.open(part, os.O_WRONLY | os.O_CLOEXEC)

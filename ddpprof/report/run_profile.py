@@ -279,7 +279,7 @@ def _networks(own: Network | None, benches: Benches, training: Training) -> tupl
     bench, of_run = benches.to_train_on, benches.of_run
     if of_run is not None and of_run.world_size != training.world_size:
         raise DdpprofError(
-            f"the network of --run-network was measured with {of_run.world_size} ranks, but the run has "
+            f"the network given with --run-network was measured with {of_run.world_size} ranks, but the run has "
             f"{training.world_size}."
         )
     if of_run is not None:

@@ -39,8 +39,8 @@ _GAP = 0.05
 this share of the time until the last gradient; used if `num_graphs` is unknown
 """
 _TOGETHER = 0.25
-"""gradients become ready in groups only if all groups together last at most this share of the time until the last
-gradient; otherwise, parts of the model are not compiled
+"""gradients count as becoming ready in groups only if the durations of all groups add up to at most this share of the
+time until the last gradient; otherwise, parts of the model are taken to be uncompiled
 """
 _EARLY = 0.2
 """a bucket is reported as waiting if at least this share of its bytes comes from earlier graphs"""

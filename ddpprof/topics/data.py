@@ -279,7 +279,7 @@ def idle_for_data(data: DataLoading, view: View) -> Iterator[Finding]:
 
 
 def _gain_ns(data_ns: int, step_ns: int, loader: Loader | None, change: Change | None) -> int:
-    """Return an upper bound of the gain from the advised number of workers, in ns per step.
+    """Return an upper bound on the gain from the advised number of workers, in ns per step.
 
     With that many workers, a step takes as long as training or loading, whichever is longer. Loading a batch takes
     `data_ns` if there are no workers, and `step_ns` times the number of workers if they cannot keep up.

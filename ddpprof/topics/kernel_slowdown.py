@@ -198,7 +198,10 @@ def _slowdown(num_steps: int, kernels: Sequence[KernelSlowdown], *, has_comm: bo
     elif not kernels:
         reason = "no computation ran during communication"
     elif not any(row.compared_ns for row in kernels):
-        reason = "none of the computation that ran during communication also ran without it"
+        reason = (
+            "no kernel that ran during communication also ran without communication, so there is nothing to compare "
+            "with"
+        )
     elif all(row.ratio is None for row in kernels):
         reason = f"no kernel ran at least {MIN_RUNS} times during communication and {MIN_RUNS} times without it"
     compared = [row.kernel for row in kernels if row.ratio is not None]

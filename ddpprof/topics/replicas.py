@@ -201,7 +201,7 @@ def different_learning_rates(replicas: Replicas, view: View) -> Iterator[Finding
         None,
         is_correctness=True,
         comes_first=True,
-        numbers=only_known(first_step=found.step, lowest_rate=lowest, highest_rate=highest),
+        numbers=only_known(first_step=found.step, rates_ratio=highest / lowest if lowest > 0 else None),
     )
 
 

@@ -549,7 +549,7 @@ class ScriptLine:
     """
 
     line: Annotated[str, Number("line of the script, as `file:line in function`")]
-    step_ns: Annotated[int, Number("time of the step in which the line, or a library that it calls, runs")]
+    step_ns: Annotated[int, Number("time within the step during which the line, or a library that it calls, runs")]
     share: Annotated[float, Number("share of the step")]
     idle_ns: Annotated[int, Number("time of the line in which no operator runs")]
     idle_share: Annotated[float, Number("share of the step's time in which no operator runs")]

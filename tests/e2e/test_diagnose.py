@@ -46,7 +46,7 @@ def test_a_hang_is_explained_while_it_lasts_and_ended_if_asked(ddpprof: Run, tmp
     assert f"barrier ({FAULTS}:{line_of('barrier')})" in stacks[stacks.index("Rank 1, process ") :]
     assert (
         said[7]
-        == "the run is in run. View it with: ddpprof report run. Find out why it hung with: ddpprof diagnose run"
+        == "the run is in run. View it with: ddpprof report run. To find out why it hung, run: ddpprof diagnose run"
     )
     afterwards = ddpprof("diagnose", "run").stdout.splitlines()
     assert afterwards[0] == "The job has ended."

@@ -324,7 +324,7 @@ def wrapper_table(report: ReportView) -> Iterable[Section]:
 def unusual_steps_line(report: ReportView) -> Iterable[Section]:
     """Yield a warning if the profiled steps, on which all tables are based, took much longer than other steps."""
     ratio, usual_ns = _against_the_whole_run(report)
-    others, least = f"most steps of the whole run, {in_ms(usual_ns)}", _UNUSUAL
+    others, least = f"a typical step of the whole run, {in_ms(usual_ns)}", _UNUSUAL
     cost = _of_slowest_rank(report)
     if not usual_ns and cost is not None and cost.profiled_ratio and cost.spread is not None:
         ratio, others, least = cost.profiled_ratio, "the steps before them", max(_UNUSUAL, 1 + cost.spread)
