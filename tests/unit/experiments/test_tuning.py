@@ -184,7 +184,7 @@ def test_what_was_behind_one_that_failed_is_measured_on() -> None:
             "transformers",
             {"bucket_cap_mb": 5},
             (
-                "TrainingArguments(ddp_bucket_cap_mb=5), and fp16_compress_hook, which can be passed to "
+                "TrainingArguments(ddp_bucket_cap_mb=5), and fp16_compress_hook, which can be set with "
                 "register_comm_hook, but not through transformers"
             ),
         ),
