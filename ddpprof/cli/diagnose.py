@@ -123,7 +123,8 @@ def _why_well(seen: Examination, run: Path) -> str:
         return f"{how}. View the whole run with: ddpprof report {run}"
     if seen.overdue is not None:
         standstill = seen.standstill or Standstill(seen.overdue.waited_s, step=step)
-        return f"{standstill_line(standstill)}. Try again in a few seconds."
+        again = "" if standstill.hangs_after_s else " Try again in a few seconds."
+        return f"{standstill_line(standstill)}.{again}"
     unwatched = [one.rank for one in evidence if one.state.ended == Ended.UNWATCHED]
     if unwatched:
         return f"ddpprof stopped watching rank {unwatched[0]}, so it is unknown whether the job hangs."

@@ -43,6 +43,8 @@ def last_attempt_of(run: Path) -> Path:
     from ddpprof.monitor.overview import refuse_starting
 
     refuse_starting(run)
+    if not run.exists():
+        raise DdpprofError(f"{run} does not exist. Give the --out directory of ddpprof watch or trace.")
     if not rundir.is_run(run):
         raise DdpprofError(
             f"{run} is not a run: it has no {rundir.RUN_FILE}. Give the --out directory of ddpprof watch or trace."

@@ -267,7 +267,7 @@ def nothing_recorded(attempted: Sequence[Path], name: str, failed: bool = False,
     from ddpprof import rundir
 
     if failed and not any(map(rundir.is_run, attempted)):
-        why = "the job failed before it trained a DistributedDataParallel module"
+        why = "the job failed, and had trained no DistributedDataParallel module"
     elif failed:
         why = "the job failed during its first steps, which are not recorded (--skip-first)"
     elif any(map(rundir.is_run, attempted)):

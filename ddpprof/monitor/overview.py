@@ -18,6 +18,7 @@ import numpy as np
 from ddpprof import own_files, rundir
 from ddpprof.errors import DdpprofError, NotARun
 from ddpprof.model.hang import StartingJob
+from ddpprof.model.overdue import place_of_user, read_stack
 from ddpprof.model.pulse import Activity, Ended, Pulse, PulseSteps, PulseSummaries, activity_word
 from ddpprof.model.tables import UNKNOWN, Int64Column, rows_of
 from ddpprof.model.whole_run import NonfiniteSteps
@@ -188,6 +189,8 @@ def _where(one: RankNow, ahead: int) -> str:
     passes = ahead - one.num_passes
     behind = "1 backward pass" if passes == 1 else f"{passes} backward passes"
     at = f"in step {one.step}, {one.activity} for {one.activity_age_ns / 1e9:.0f} s"
+    place = place_of_user(read_stack(one.stack))
+    at += f", at {place}" if place is not None else ""
     state = "" if one.standing is Standing.TRAINING else f", {one.standing}"
     return f"rank {one.rank}, which is {behind} behind ({at}{state})"
 

@@ -76,8 +76,9 @@ def how_it_ends(error: BaseException | None) -> str:
         return "interrupted"
     if "exited unexpectedly" in str(error) and error.__cause__ is not None:
         error = error.__cause__  # `DataLoader` reports here why its worker was killed
-    said = _in_one_line(str(error).strip())
-    return f"failed: {type(error).__name__}: {said if len(said) <= _MOST_WORDS else f'{said[: _MOST_WORDS - 1]}…'}"
+    kind = type(error).__name__
+    said = _in_one_line(str(error).strip()).removeprefix(f"{kind}: ")  # as in errors of `DataLoader` workers
+    return f"failed: {kind}: {said if len(said) <= _MOST_WORDS else f'{said[: _MOST_WORDS - 1]}…'}"
 
 
 def _in_one_line(said: str) -> str:

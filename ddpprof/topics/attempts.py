@@ -44,7 +44,7 @@ class AttemptSummary:
     world_size: int | None
     hosts: tuple[str, ...]
     num_steps: int
-    """number of steps in the record, including steps with recording off"""
+    """number of finished training steps of the rank that is furthest ahead; if unknown, number of recorded steps"""
     step_ns: Annotated[int | None, HOST]
     """median duration of the steps whose mode is `step_mode`"""
     step_mode: StepMode | None
@@ -76,7 +76,7 @@ def _summarize(attempts: Sequence[Attempt], index: int, exits: Sequence[ProcessE
         after_first_ns=after,
         world_size=one.world_size,
         hosts=_hosts(one),
-        num_steps=max((len(record.steps) for record in one.records), default=0),
+        num_steps=max((record.num_steps or len(record.steps) for record in one.records), default=0),
         step_ns=round(median(times)) if times else None,
         step_mode=mode,
         ends=with_exits([rank_end(record) for record in one.records], exits),
@@ -166,7 +166,7 @@ def attempt_table(found: Sequence[AttemptSummary], _report: ReportView) -> Itera
         },
         words=("ended",),
         note=notes(
-            "after: time since the first attempt began; steps: recorded steps",
+            "after: time since the first attempt began",
             "change: difference in step time from the previous attempt, with its 95 % interval",
             cut_off(len(found), _MAX_ATTEMPTS, "attempts"),
         ),
@@ -181,7 +181,7 @@ def attempt_table(found: Sequence[AttemptSummary], _report: ReportView) -> Itera
         yield Table("What changed between attempts", columns("attempt", *words, words=words), rows)
     if shown is not None:
         yield Line(
-            f"The rest of this report is about attempt {shown}, the last attempt with recorded steps.", is_aside=True
+            f"The rest of this report is about attempt {shown}, the last attempt with training steps.", is_aside=True
         )
 
 

@@ -173,9 +173,8 @@ def test_a_job_that_is_over_captures_nothing(run: Path, capsys: pytest.CaptureFi
 def test_what_is_no_run(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     absent = tmp_path / "absent"
     assert main([command, str(absent)]) == 2
-    assert capsys.readouterr().err == (
-        f"ddpprof: {absent} is not a run: it has no run.json. Give the --out directory of ddpprof watch or trace.\n"
-    )
+    said = f"ddpprof: {absent} does not exist. Give the --out directory of ddpprof watch or trace.\n"
+    assert capsys.readouterr().err == said
 
 
 def test_a_job_that_was_stopped_since_it_did_not_exit(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,7 +71,7 @@ def test_a_job_without_ddp_is_told_from_one_that_was_too_short(tmp_path: Path) -
     assert "nothing was recorded: the job failed during its first steps" in nothing_recorded(
         [tmp_path], "train.py", failed=True
     )
-    assert "before it trained a Dist" in nothing_recorded([tmp_path / "none"], "train.py", failed=True)
+    assert "had trained no Dist" in nothing_recorded([tmp_path / "none"], "train.py", failed=True)
     elsewhere = nothing_recorded([tmp_path / "none"], "train.py", is_one_node=False)
     assert "the ranks record into the --out directory of rank 0's node" in elsewhere
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from pulse_files import BEGIN_NS, MS, SECOND, MadeStep, write_pulse
 from ddpprof.errors import DdpprofError, NotARun
 from ddpprof.model import pulse_layout as layout
 from ddpprof.model.pulse import Activity, Ended, StepFlag
-from ddpprof.monitor.overview import Overview, RankNow, Standing, find_pulses, look_at
+from ddpprof.monitor.overview import Overview, RankNow, Standing, find_pulses, look_at, waiting_lines
 from ddpprof.monitor.pulse_files import SILENT_FAR_NS
 
 TEN_STEPS_NS = BEGIN_NS + SECOND
@@ -137,6 +138,14 @@ def test_a_rank_that_is_a_backward_pass_behind_is_named(tmp_path: Path) -> None:
     assert look_at(tmp_path, TEN_STEPS_NS + 4 * SECOND).waiting == (
         "1 rank has waited 4 s for rank 1, which is 1 backward pass behind (in step 13, data for 4 s)",
     )
+
+
+def test_the_line_at_which_a_rank_keeps_others_waiting_is_named(tmp_path: Path) -> None:
+    write_pulse(tmp_path, 0, [MadeStep()] * 10, num_passes=11, activity=Activity.BACKWARD)
+    write_pulse(tmp_path, 1, [MadeStep()] * 10)
+    waits, late = look_at(tmp_path, TEN_STEPS_NS + 4 * SECOND).ranks
+    (said,) = waiting_lines([waits, replace(late, stack="/home/me/ckpt.py:6 in confirm")])
+    assert said.endswith(" for 4 s, at /home/me/ckpt.py:6 in confirm)")
 
 
 def test_a_rank_whose_steps_take_long_does_not_wait_yet(tmp_path: Path) -> None:

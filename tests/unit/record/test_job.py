@@ -116,6 +116,10 @@ def caused(error: BaseException, cause: BaseException) -> BaseException:
             "failed: RuntimeError: OSError: no space (Caught OSError in DataLoader worker process 0.)",
         ),
         (
+            OSError("Caught OSError in DataLoader worker process 0.\nOriginal Traceback:\n  x\nOSError: no space"),
+            "failed: OSError: no space (Caught OSError in DataLoader worker process 0.)",
+        ),
+        (
             RuntimeError(
                 2 * "Got the following error when running the callback: RuntimeError: " + "lost\n\nAt:\n  x.py"
             ),
