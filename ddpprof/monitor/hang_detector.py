@@ -9,6 +9,7 @@ the machine was suspended is not counted.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -171,6 +172,8 @@ class HangDetector:
         is_first = overdue.usual_s is None and overdue.waited_s < _FIRST_STEPS_S
         if is_first and (absent := _absent(evidence)):
             return _awaiting(absent, evidence, overdue)
+        if overdue.usual_s is None and _has_not_begun(evidence):
+            return Standstill(overdue.waited_s, step=overdue.step)
         verdict = judge(with_nccl(evidence))
         if is_first and overdue.waited_s < _PERHAPS_SLOW.get(verdict.fault, 0.0):
             return Standstill(overdue.waited_s, step=overdue.step)
@@ -229,7 +232,7 @@ class HangDetector:
             waits_for=waits_for,
             place=None if place is None else str(place),
             waiting=tuple(other.rank for other in evidence if position_of(other).waits_in is not None),
-            hangs_after_s=None if debugged else outside_s,
+            hangs_after_s=None if debugged or math.isinf(outside_s) else outside_s,
         )
 
     def _heads(self) -> list[PulseHead]:
@@ -418,11 +421,21 @@ def overdue_limit_s(usual_s: float | None, *, on_cpu: bool = True) -> float:
 
 
 def _first_pause_limit_s(one: RankEvidence) -> float:
-    """Return the seconds that the current activity of a rank may take in the first steps."""
+    """Return the seconds that the current activity of a rank may take in the first steps.
+
+    Before its first backward pass, a rank may work for any time: the script may do something else than training.
+    """
     is_held = one.process is None or one.process.is_stopped or one.is_silent
     works = one.computes or one.helpers_compute or one.moves_data
     may_work = works and not (is_held or one.has_ended or one.is_swapping)
+    if may_work and one.state.num_passes == 0:
+        return math.inf
     return _FIRST_STEPS_S if may_work or pause_limit_s(one) else 0.0
+
+
+def _has_not_begun(evidence: Sequence[RankEvidence]) -> bool:
+    """Return True if no rank has begun a backward pass, and no rank waits for another rank."""
+    return all(one.state.num_passes == 0 and position_of(one).waits_in is None for one in evidence)
 
 
 def _absent(evidence: Sequence[RankEvidence]) -> tuple[int, ...]:

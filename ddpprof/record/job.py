@@ -374,8 +374,8 @@ class JobRank:
         self._run_id = ""
         self._process = os.getpid()
         self._leading = threading.Lock()
-        self._has_offered = False
-        """whether this rank has announced a run directory"""
+        self._offer: tuple[str | None, str, str | None] | None = None
+        """what this rank has announced, if it leads"""
         self.rank = 0
         self.world_size = 1
         self.leads = True
@@ -464,10 +464,10 @@ class JobRank:
     def _leads_if(self, it_may: bool, agreement: Agreement) -> None:
         """Lead if no other rank leads. Another thread may have made this rank lead: see `find_run`."""
         with self._leading:
-            self.leads = self._has_offered or (it_may and agreement.lead(self.rank))
-            if self.leads and not self._has_offered:
-                self._has_offered = True
-                self._offer_run(agreement)
+            self.leads = (it_may or self._offer is not None) and agreement.lead(self.rank)
+            if self.leads:
+                self._offer = self._offer or self._open_run()
+                agreement.offer(*self._offer)  # again, because the script may have created another store
 
     def find_run(self, may_lead: bool) -> Path | None:
         """Return the run directory before the ranks have agreed on it, or ``None`` if it does not exist yet.
@@ -496,14 +496,14 @@ class JobRank:
         self._run_id, self._leader = run.run_id, run.leader
         self.began_part |= self._keep_part(directory, self._settings, run.run_id)
 
-    def _offer_run(self, agreement: Agreement) -> None:
-        """Open the run, and announce its directory to the other ranks. If this fails, announce the problem instead."""
+    def _open_run(self) -> tuple[str | None, str, str | None]:
+        """Open the run. Return its directory and ID, and the problem if this fails."""
         run_id, out, problem = uuid.uuid4().hex, None, None
         try:
             out = str(open_run(self._settings, run_id, self.world_size))
         except Exception as error:  # any error, because the other ranks wait for the offer
             problem = str(error) or type(error).__name__
-        agreement.offer(out, run_id, problem)
+        return out, run_id, problem
 
     def open_files(self, device: TrainingDevice | None) -> bool:
         """Open this rank's files after a synchronized backward pass on `device`.

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock, get_ident
-from time import time_ns
+from time import pthread_getcpuclockid, time_ns
 from typing import Any
 
 from torch import Tensor, is_grad_enabled
@@ -261,6 +261,7 @@ class PulseWriter(Listener):
         "memory",
         "reads_losses",
         "rows",
+        "training_clock",
         "training_thread",
         "words",
     )
@@ -275,7 +276,7 @@ class PulseWriter(Listener):
         if sys.byteorder != "little":
             raise ValueError("this machine is big-endian")
         self.identity = identity
-        self.training_thread = training_thread
+        self.trains_in(training_thread)
         begin = _encoded(identity) + layout.pack(layout.empty_state())
         self._file: int | None = None
         if identity.shared:
@@ -314,6 +315,10 @@ class PulseWriter(Listener):
         self.words[_NUM_PASSES] = num_passes
         self.words[_STEP] = identity.first_step
         self.words[_STEP_SINCE] = now
+
+    def trains_in(self, thread: int) -> None:
+        """Set the ID of the training thread. The thread must exist, which is certain in the thread itself."""
+        self.training_thread, self.training_clock = thread, pthread_getcpuclockid(thread)
 
     def identify(self, identity: PulseIdentity) -> None:
         """Write to which rank and run the pulse belongs."""

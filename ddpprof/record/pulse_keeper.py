@@ -80,7 +80,6 @@ class PulseKeeper:
         evaluation
         """
         self._pulse, self._last_step = pulse, last_step
-        self._training_clock = time.pthread_getcpuclockid(pulse.training_thread)  # the thread certainly exists now
         self._warn = warn
         self._copied_steps = pulse.identity.first_step
         self._copied_summaries = self._copied_span = self._copied_samples = 0
@@ -192,7 +191,7 @@ class PulseKeeper:
 
     def _training_cpu_ns(self) -> int:
         try:
-            return time.clock_gettime_ns(self._training_clock)
+            return time.clock_gettime_ns(self._pulse.training_clock)
         except OSError:  # the thread has ended
             return UNKNOWN
 

@@ -183,7 +183,7 @@ class Session(Listener):
     def _begin_training(self, attach: Callable[[], None]) -> None:
         EVENTS.training_thread = get_ident()
         if self._first_steps is not None:
-            self._first_steps.writer.training_thread = get_ident()
+            self._first_steps.writer.trains_in(get_ident())
         attach()
         self.window.begin()
 

@@ -83,7 +83,8 @@ ASLEEP = rank(0, USER, since_s=700)
         pytest.param(rank(0, USER, distributed("barrier"), since_s=700), 31, id="a-collective-of-one-rank"),
         pytest.param(ASLEEP, 121, id="may-be-slow-to-start"),
         pytest.param(waiting(0, since_s=700), 601, id="may-be-slow-to-connect"),
-        pytest.param(replace(ASLEEP, computes=True), 601, id="computes"),
+        pytest.param(replace(rank(0, USER, since_s=700, num_passes=1), computes=True), 601, id="computes"),
+        pytest.param(replace(ASLEEP, computes=True), 10_001, id="computes-before-its-first-backward-pass"),
         pytest.param(replace(waiting(0, since_s=700), computes=True), 601, id="computes-in-the-backward-pass"),
         pytest.param(replace(ASLEEP, process=process(wait=Wait.NETWORK)), 601, id="waits-for-the-network"),
     ],
@@ -93,9 +94,16 @@ def test_a_hang_in_the_first_steps(
 ) -> None:
     ranks = [other, waiting(1, since_s=700)]
     monkeypatch.setattr("ddpprof.monitor.hang_detector.gather", lambda *_, **__: ranks)
-    for waited_s in (31, 119, 121, 599, 601):
+    for waited_s in (31, 119, 121, 599, 601, 10_000):
         found = Job(monkeypatch).detector.diagnose(overdue(waited_s, usual_s=None))
         assert isinstance(found, Verdict) is (waited_s >= is_hang_after_s)
+
+
+def test_a_job_that_never_begins_to_train_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may use its DDP module for nothing but an evaluation, or serve requests."""
+    ranks = [rank(0, USER, since_s=5000), rank(1, USER, since_s=5000)]
+    monkeypatch.setattr("ddpprof.monitor.hang_detector.gather", lambda *_, **__: ranks)
+    assert isinstance(Job(monkeypatch).detector.diagnose(overdue(5000, usual_s=None)), Standstill)
 
 
 def test_ranks_that_have_not_constructed_a_module_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
