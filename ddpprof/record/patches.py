@@ -89,7 +89,7 @@ def install_around_training() -> None:
         return
     wrap(sys, "exit", note_exit)
     wrap(threading, "excepthook", note_ended_thread)
-    wrap(DataLoader, "__iter__", _telling(lambda: EVENTS.loader_begins))
+    wrap(DataLoader, "__iter__", _iter)
     wrap(_BaseDataLoaderIter, "__next__", _next)
     wrap(DistributedSampler, "set_epoch", _telling(lambda: EVENTS.epoch_is_set))
     wrap(GradScaler, "step", _scaler_step)
@@ -199,6 +199,23 @@ def _waits_for_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
             EVENTS.waited(self, began_ns)
 
     return wait
+
+
+def _iter(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the beginning of a pass over a `DataLoader`, in which its workers are started."""
+    from ddpprof.model.pulse import Activity  # not while torch is being imported
+
+    def iterate(self: Any) -> Any:
+        EVENTS.loader_begins(self)
+        if "begins" not in EVENTS.heard or get_ident() != EVENTS.training_thread:
+            return original(self)
+        EVENTS.begins(Activity.DATA)
+        try:
+            return original(self)
+        finally:
+            EVENTS.begins(Activity.OTHER)
+
+    return iterate
 
 
 def _next(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+import threading
 import traceback
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -14,6 +15,7 @@ import torch._dynamo.trace_rules as rules
 from torch.distributed import destroy_process_group
 
 from ddpprof.model.overdue import WORK_WAIT, Frame, collective_of
+from ddpprof.model.pulse import Activity
 from ddpprof.record import optimizer_hooks, patches
 from ddpprof.record.events import Events, Listener, binding
 from ddpprof.record.patches import _old_checkpoints, lists_of_old_checkpoints, saving_methods
@@ -115,3 +117,24 @@ def test_the_end_of_the_process_group_pauses_however_the_script_calls_it(monkeyp
     assert (update(None), paused) == ("set to None", [patches._PAUSE_S])
     code = inspect.unwrap(destroy_process_group).__code__
     assert "_update_default_pg" in code.co_names
+
+
+class Activities(Listener):
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def begins(self, activity: int) -> None:
+        self.seen.append(activity)
+
+
+@pytest.mark.parametrize("trains_here", [True, False])
+def test_the_start_of_workers_is_time_spent_waiting_for_data(
+    trains_here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events, activities = Events(), Activities()
+    events.training_thread = threading.get_ident() if trains_here else None
+    events.bind(binding([activities], lambda _: None))
+    monkeypatch.setattr(patches, "EVENTS", events)
+    begin = patches._iter(lambda _: activities.seen.append(-1))
+    begin(object())
+    assert activities.seen == ([Activity.DATA, -1, Activity.OTHER] if trains_here else [-1])
