@@ -25,12 +25,10 @@ Report = Callable[[str], dict[str, Any]]
 @pytest.mark.parametrize(
     ("how", "first", "says"),
     [
-        pytest.param("raise", 1, "The job failed: rank 1 failed after 20 steps: ValueError: bad batch.", id="an-error"),
-        pytest.param(
-            "kill", 1, "The job failed: rank 1 was killed by SIGKILL after 20 steps.", id="killed", marks=LONG
-        ),
-        pytest.param("hang", None, "Rank 1 was still running after 20 steps, and got SIGTERM", id="hangs", marks=LONG),
-        pytest.param("uneven", None, "Rank 1 had finished after 25 steps.", id="fewer-steps", marks=LONG),
+        pytest.param("raise", 1, "has died: ValueError: bad batch.", id="an-error"),
+        pytest.param("kill", 1, "has died with SIGKILL.", id="killed", marks=LONG),
+        pytest.param("hang", None, "did not take part in any collective before", id="hangs", marks=LONG),
+        pytest.param("uneven", None, "has left the training loop.", id="fewer-steps", marks=LONG),
     ],
 )
 def test_a_job_that_fails_says_so_first(how: str, first: int | None, says: str, ddpprof: Run, report: Report) -> None:
@@ -38,9 +36,9 @@ def test_a_job_that_fails_says_so_first(how: str, first: int | None, says: str, 
     done = ddpprof("trace", *options, *script("failing.py", "--how", how))
     assert done.returncode == 1
     lines = done.stderr.splitlines()
-    [began] = [n for n, line in enumerate(lines) if line.startswith(f"The job failed: rank {1 if first else 0} ")]
-    printed = lines[began:]
-    assert any(line.startswith(says) for line in printed[:4]), printed
+    told = [line for line in lines if line.startswith("The job failed at step ")]
+    assert len(told) == 1, lines
+    assert f": rank 1 {says}" in told[0]
     failure = report("run")["failure"]
     assert (failure["first"]["rank"] if failure["first"] else None) == first
     assert [end["rank"] for end in failure["others"]] == [0, 1][: 1 if first or how == "uneven" else 2]
