@@ -193,12 +193,16 @@ class HangDetector:
         The time of the pause is stored, too. `told`: the most recently reported hang of the job.
         """
         now = self._clock()
-        pauses = [self._pause_of(one, evidence, overdue, told) for one in evidence]
-        found = next(filter(None, pauses), None)
+        moved = _that_moved(evidence, _rest_s(overdue.usual_s))
+        has_begun = any(one.state.num_passes > 0 for one in evidence)
+        if moved and not has_begun:
+            found: Standstill | None = Standstill(overdue.waited_s, step=overdue.step)
+        else:
+            pauses = [self._pause_of(one, evidence, overdue, told) for one in evidence]
+            found = next(filter(None, pauses), None)
         if found is None and overdue.waited_s < _IDLE_S and _nobody_waits(evidence):
             found = Standstill(overdue.waited_s)
         if found is None:
-            moved = _that_moved(evidence, _rest_s(overdue.usual_s))
             evaluates = any(one.state.activity == Activity.EVALUATION for one in moved)  # each forward pass is progress
             if not moved or (self._pause.num_moves == _MOST_MOVES and not evaluates):
                 return None

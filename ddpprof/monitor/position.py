@@ -142,7 +142,7 @@ def _is_silent(one: RankEvidence) -> Position | None:
 
 def _waits_for_others(one: RankEvidence) -> Position | None:
     collective, activity = collective_of(one.stack), one.state.activity
-    if activity == Activity.EVALUATION and is_of_ddp(collective):
+    if (activity == Activity.EVALUATION or one.state.evaluates) and is_of_ddp(collective):
         return Position(one, collective, Fault.EVALUATES_ALONE)
     if activity == Activity.FORWARD and is_of_ddp(collective):
         return Position(one, collective, Fault.FEWER_PASSES)

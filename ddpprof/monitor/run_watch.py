@@ -85,6 +85,7 @@ class RunWatch:
                 if directory is None:
                     self._tell_of_start()
                     continue
+                self._tells_of_start = False
                 self._name_top(directory)
             if failures.in_a_row:
                 self._ending.wait(_RETRY_S)

@@ -11,6 +11,7 @@ import multiprocessing.util
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import ModuleType, TracebackType
@@ -23,7 +24,7 @@ from ddpprof.record.events import EVENTS
 from ddpprof.record.settings import WATCHING, Settings, settings_from_environment
 
 if TYPE_CHECKING:
-    from ddpprof.record.session import Session
+    from ddpprof.record.session import Early, Session
 
 
 class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile is)
@@ -180,13 +181,59 @@ def install(distributed: ModuleType) -> None:
         modify_ddp(distributed, settings)
         modify_compilation(distributed, settings)
         patches.install(distributed)
-        early_end = _EarlyEnd()
+        early_end, before_ddp = _EarlyEnd(), _BeforeDdp(settings)
 
         def begin() -> None:
             early_end.may_come = False
-            _record_until_exit(settings, distributed)
+            _record_until_exit(settings, distributed, before_ddp.hand_over())
 
         patches.wait_for_ddp(begin)
+        if settings.pulse and not settings.trial:
+            patches.wait_for_group(before_ddp.begin)
+
+
+_WATCHED_AFTER_S = 5.0
+"""seconds from the creation of the process group after which a rank without a DDP module is watched"""
+
+
+class _BeforeDdp:
+    """Watches a rank from the creation of its process group to the construction of its first DDP module."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._changing, self._is_over = threading.Lock(), threading.Event()
+        self._early: Early | None = None
+
+    def begin(self) -> None:
+        """Begin to watch this thread."""
+        with suppress(Exception):  # the script must continue
+            me = threading.get_ident()
+            arguments = (me, time.pthread_getcpuclockid(me))
+            threading.Thread(target=self._run, args=arguments, name="ddpprof-before-ddp", daemon=True).start()
+            multiprocessing.util.Finalize(None, self._end, exitpriority=100)
+            atexit.register(self._end)
+
+    def _run(self, thread: int, clock: int) -> None:
+        if self._is_over.wait(_WATCHED_AFTER_S):
+            return
+        with suppress(Exception), self._changing:
+            if not self._is_over.is_set():
+                from ddpprof.record.session import Early
+
+                self._early = Early.watching(self._settings, thread, clock)
+
+    def hand_over(self) -> Early | None:
+        """Stop watching, and return what a `Session` continues; ``None`` if nothing has been watched."""
+        self._is_over.set()
+        with self._changing:
+            early, self._early = self._early, None
+            return early
+
+    def _end(self) -> None:
+        early = self.hand_over()
+        if early is not None:
+            with suppress(Exception):  # the process is already ending
+                early.end(_error_at_exit())
 
 
 _OF_RANK = "DDPPROF_RANK_PROCESS"
@@ -219,13 +266,13 @@ def _error_at_exit() -> BaseException | None:
     return sys.exc_info()[1] or getattr(sys, "last_value", None)
 
 
-def _begun(settings: Settings, distributed: ModuleType) -> Session | None:
+def _begun(settings: Settings, distributed: ModuleType, early: Early | None = None) -> Session | None:
     """Begin a session and return it. If this fails, print the reason and return ``None``; training continues."""
     try:
         from ddpprof.record.session import Session
 
         patches.install(distributed)
-        session = Session(settings)
+        session = Session(settings, early)
         session.begin()
     except Exception as error:
         with suppress(Exception):
@@ -234,8 +281,8 @@ def _begun(settings: Settings, distributed: ModuleType) -> Session | None:
     return session
 
 
-def _record_until_exit(settings: Settings, distributed: ModuleType) -> None:
-    session = _begun(settings, distributed)
+def _record_until_exit(settings: Settings, distributed: ModuleType, early: Early | None = None) -> None:
+    session = _begun(settings, distributed, early)
     if session is None:
         return
 

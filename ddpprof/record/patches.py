@@ -36,6 +36,27 @@ def wait_for_ddp(begin: Callable[[], None]) -> None:
     _waiting = begin
 
 
+def wait_for_group(begin: Callable[[], None]) -> None:
+    """Call `begin` once, when the script has created its default process group."""
+    distributed = sys.modules.get("torch.distributed.distributed_c10d")
+    if hasattr(distributed, "_update_default_pg"):  # a private function
+        wrap(distributed, "_update_default_pg", lambda original: _beginning_after(original, begin))
+
+
+def _beginning_after(original: Callable[..., Any], begin: Callable[[], None]) -> Callable[..., Any]:
+    waits = True
+
+    def update(group: Any) -> Any:
+        nonlocal waits
+        result = original(group)
+        if waits and group is not None:
+            waits = False
+            begin()
+        return result
+
+    return update
+
+
 def install(distributed: ModuleType) -> None:
     """Wrap DDP's methods in `torch.nn.parallel.distributed`, possibly while torch is still being imported."""
     if _originals:

@@ -266,17 +266,20 @@ class PulseWriter(Listener):
         "words",
     )
 
-    def __init__(self, identity: PulseIdentity, training_thread: int, num_passes: int = 0) -> None:
+    def __init__(
+        self, identity: PulseIdentity, training_thread: int, num_passes: int = 0, clock: int | None = None
+    ) -> None:
         """Create the pulse in memory. If `identity` has no path in shared memory, other processes see only its copy.
 
-        `num_passes`: number of synchronizing backward passes so far.
+        `num_passes`: number of synchronizing backward passes so far. `clock`: ID of the training thread's CPU clock; if
+        it is not given, the thread must exist.
 
         Raises ``OSError``, for example if ``/dev/shm`` is full or absent, and ``ValueError`` on a big-endian machine.
         """
         if sys.byteorder != "little":
             raise ValueError("this machine is big-endian")
         self.identity = identity
-        self.trains_in(training_thread)
+        self.trains_in(training_thread, pthread_getcpuclockid(training_thread) if clock is None else clock)
         begin = _encoded(identity) + layout.pack(layout.empty_state())
         self._file: int | None = None
         if identity.shared:
@@ -316,9 +319,9 @@ class PulseWriter(Listener):
         self.words[_STEP] = identity.first_step
         self.words[_STEP_SINCE] = now
 
-    def trains_in(self, thread: int) -> None:
-        """Set the ID of the training thread. The thread must exist, which is certain in the thread itself."""
-        self.training_thread, self.training_clock = thread, pthread_getcpuclockid(thread)
+    def trains_in(self, thread: int, clock: int) -> None:
+        """Set the ID of the training thread, and the ID of its CPU clock."""
+        self.training_thread, self.training_clock = thread, clock
 
     def identify(self, identity: PulseIdentity) -> None:
         """Write to which rank and run the pulse belongs."""

@@ -68,12 +68,15 @@ class PulseKeeper:
         bucket_numels: tuple[tuple[int, ...], ...],
         evaluates: Callable[[], bool],
         warn: Callable[[str], None],
+        *,
+        is_preliminary: bool = False,
     ) -> None:
         """Create the copy in the run directory. Raises ``OSError``.
 
         `bucket_numels`: number of elements of each bucket of each DDP module. `evaluates`: returns True if all DDP
-        modules are in evaluation mode.
+        modules are in evaluation mode. `is_preliminary`: whether the script may not have begun to train.
         """
+        self._is_preliminary = is_preliminary
         self._bucket_numels, self._evaluates = bucket_numels, evaluates
         self._trains_in_training_mode = True
         """False if the DDP modules are in evaluation mode even during training; this mode then does not indicate an
@@ -97,7 +100,7 @@ class PulseKeeper:
         self.learning_rate: Callable[[], float | None] = lambda: None
         self.each_round: Callable[[], None] | None = None
         """additional function that the keeper's thread calls several times a second"""
-        self._trains_in_training_mode = not self._are_in_evaluation_mode()
+        self._trains_in_training_mode = is_preliminary or not self._are_in_evaluation_mode()
         with own_files.whole_file(Path(pulse.identity.kept)) as part:  # readers see no file or a complete file
             self._copy = os.open(part, os.O_WRONLY | os.O_CLOEXEC)
             os.ftruncate(self._copy, layout.NUM_BYTES)
@@ -226,6 +229,9 @@ class PulseKeeper:
         if self._are_facts_due(stack):
             self._facts_of, self._facts_at_s = stack, time.monotonic()
             self.write_facts(stack)
+        has_moved = stack != self._stack and bool(self._stack)
+        if has_moved and self._is_preliminary and self._state().activity == Activity.OTHER:
+            write_state(self._pulse.words, "since_ns", time.time_ns())  # the script's own code shows no other progress
         self._stack = stack
         text = stack.encode(errors="replace") + b"\0"
         self._pulse.memory[layout.STACK_AT : layout.STACK_AT + len(text)] = text
@@ -322,8 +328,11 @@ class FirstSteps:
     directory without waiting for other ranks, and maintains a preliminary pulse there. `RunningPulse` replaces it.
     """
 
-    def __init__(self, job: JobRank, notes: StepNotes) -> None:
-        """Begin with step 0. Raises ``OSError`` or ``ValueError`` if there can be no pulse."""
+    def __init__(self, job: JobRank, notes: StepNotes, training_thread: int, clock: int) -> None:
+        """Begin with step 0. `clock`: ID of the training thread's CPU clock.
+
+        Raises ``OSError`` or ``ValueError`` if there can be no pulse.
+        """
         self._job, self._notes = job, notes
         nobody = PulseIdentity(
             run_id="",
@@ -336,7 +345,7 @@ class FirstSteps:
             shared="",
             kept="",
         )
-        self.writer = PulseWriter(nobody, threading.get_ident())
+        self.writer = PulseWriter(nobody, training_thread, clock=clock)
         self._keeper: PulseKeeper | None = None
         self._changing, self._ending = threading.Lock(), threading.Event()
         threading.Thread(target=self._run, name="ddpprof-first-steps", daemon=True).start()
@@ -365,18 +374,31 @@ class FirstSteps:
             self.writer.identify(structs.replace(identity, created_ns=self.writer.identity.created_ns, shared=""))
             last_step = LastStep(directory / rundir.last_step_file(job.rank))
             # The sizes of the buckets are unknown: reading them needs the reducer's lock, which a backward pass holds.
-            self._keeper = PulseKeeper(self.writer, last_step, (), notes.is_evaluating, warn=lambda _said: None)
+            self._keeper = PulseKeeper(
+                self.writer, last_step, (), notes.is_evaluating, warn=lambda _said: None, is_preliminary=True
+            )
 
     def end(self, ended: Ended = Ended.NOT_YET, process_exits: bool = False) -> None:
         """End the preliminary pulse. `ended`: how training ended; ``NOT_YET`` if the rank's pulse begins now."""
         self._ending.set()
         with self._changing:
             keeper, self._keeper = self._keeper, None
-        if keeper is not None and self._job.in_this_process():
-            if ended is Ended.FAILED:
-                keeper.write_facts()
-            self.writer.ends_as(ended, process_exits)
-            keeper.close(process_exits)
+        if keeper is None or not self._job.in_this_process():
+            return
+        if ended is Ended.FAILED:
+            keeper.write_facts()
+        self.writer.ends_as(ended, process_exits)
+        has_closed = keeper.close(process_exits and ended is not Ended.FINISHED)
+        if ended is Ended.FINISHED and has_closed:  # the script has not trained, so there is nothing to show
+            self._withdraw()
+
+    def _withdraw(self) -> None:
+        kept = Path(self.writer.identity.kept)
+        with suppress(OSError):
+            own_files.remove_file(kept)
+            own_files.remove_file(kept.with_name(rundir.last_step_file(self._job.rank)))
+            if self._job.leads and not self._job.attached:
+                own_files.remove_file(kept.with_name(rundir.RUN_FILE))
 
 
 def _device_of_backend() -> str | None:

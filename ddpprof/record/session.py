@@ -15,8 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from threading import get_ident
-from time import perf_counter_ns
-from typing import Any
+from time import perf_counter_ns, pthread_getcpuclockid
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -68,16 +68,36 @@ _NEVER_CALLED = (
 _ENDS = {"finished": Ended.FINISHED, "interrupted": Ended.INTERRUPTED}
 
 
+class Early(NamedTuple):
+    """What a rank has begun before it has constructed a DDP module."""
+
+    job: JobRank
+    notes: StepNotes
+    first_steps: FirstSteps
+
+    @classmethod
+    def watching(cls, settings: Settings, thread: int, clock: int) -> Early:
+        """Watch a thread that may train later. `clock`: ID of its CPU clock. Raises ``OSError`` and ``ValueError``."""
+        job, notes = JobRank(settings), StepNotes()
+        return cls(job, notes, FirstSteps(job, notes, thread, clock))
+
+    def end(self, error: BaseException | None) -> None:
+        """End the watching of a process that has constructed no DDP module. `error`: what ends the process, if any."""
+        if self.job.in_this_process():
+            self.first_steps.end(_ENDS.get(how_it_ends(error), Ended.FAILED), process_exits=True)
+
+
 class Session(Listener):
     """One recording, from the first DDP module to the end of training. As a listener, it handles rare events."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, early: Early | None = None) -> None:
+        """Prepare the recording. `early`: what the rank has begun before, if it has."""
         self._settings = settings
         self.finder = StepDetector(_any_optimizer_alive)
-        self.notes = StepNotes()
+        self.notes = StepNotes() if early is None else early.notes
         self.baseline = Baseline()
         self.graphs = Graphs(self.notes.device)
-        self.job = JobRank(settings)
+        self.job = JobRank(settings) if early is None else early.job
         self.window = Window(settings, self.job, self.notes)
         self._losses = LossNotes() if settings.losses else None
         self._recorded, self._watched = RecordedSteps(self), WatchedSteps(self)
@@ -85,7 +105,7 @@ class Session(Listener):
         self._bindings: dict[tuple[object, ...], dict[str, Any]] = {}
         """state of the session → bound listeners for this state"""
         self._handles: list[Any] = []
-        self._first_steps: FirstSteps | None = None
+        self._first_steps = None if early is None else early.first_steps
         """preliminary pulse, before the pulse begins"""
         self._pulse: RunningPulse | None = None
         self._main_window: Window | None = None
@@ -107,9 +127,10 @@ class Session(Listener):
             patches.wrap_framework_saves()
         self._handles = hook_optimizers()
         EVENTS.training_thread = None
-        if self._has_pulse:
+        if self._has_pulse and self._first_steps is None:
             with suppress(OSError, ValueError):  # `_begin_pulse` reports the reason
-                self._first_steps = FirstSteps(self.job, self.notes)
+                me = get_ident()
+                self._first_steps = FirstSteps(self.job, self.notes, me, pthread_getcpuclockid(me))
         self._listens = True
         self._bind()
 
@@ -183,7 +204,7 @@ class Session(Listener):
     def _begin_training(self, attach: Callable[[], None]) -> None:
         EVENTS.training_thread = get_ident()
         if self._first_steps is not None:
-            self._first_steps.writer.trains_in(get_ident())
+            self._first_steps.writer.trains_in(get_ident(), pthread_getcpuclockid(get_ident()))
         attach()
         self.window.begin()
 

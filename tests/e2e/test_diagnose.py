@@ -74,6 +74,42 @@ def line_in_hangs(how: str) -> str:
     return f"{HANGS}:{next(number for number, line in enumerate(lines, 1) if line.endswith(f'# FAULT {how}'))} in {how}"
 
 
+BEFORE_DDP = """
+import sys, time, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+def prepare():
+    if dist.get_rank() == 0:
+        dist.barrier()
+if sys.argv[1] == "hangs":
+    prepare()
+    DDP(nn.Linear(8, 8))
+for _ in range(250):  # without DDP
+    time.sleep(0.1)
+    dist.barrier()
+"""
+
+
+@pytest.mark.long
+def test_a_hang_before_the_first_ddp_module_is_explained(ddpprof: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(BEFORE_DDP)
+    done = ddpprof("watch", "--out", "run", "--kill-after", "1", *on_ranks(2, "train.py", "hangs"))
+    assert "The job hangs at step 0: rank 0 calls a collective that the other ranks do not call; " in done.stderr
+    assert "it called barrier, and rank 1 called DDP's comparison of parameter shapes" in done.stderr
+    assert f"at {tmp_path / 'train.py'}:8 in prepare, called at {tmp_path / 'train.py'}:10 in <module>." in done.stderr
+
+
+@pytest.mark.long
+def test_a_job_without_ddp_does_not_hang_and_leaves_no_run(ddpprof: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(BEFORE_DDP)
+    done = ddpprof("watch", "--out", "run", "--kill-after", "1", *on_ranks(2, "train.py", "trains"))
+    assert done.returncode == 0, done.stderr
+    assert "trained no DistributedDataParallel module" in done.stderr
+    assert "hangs" not in done.stderr
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
 def test_a_hang_in_the_first_step_is_explained(ddpprof: Run, tmp_path: Path) -> None:
     done = ddpprof("watch", "--out", "run", "--kill-after", "1", *on_ranks(2, str(HANGS), "barrier_in_first_step"))
     assert "The job hangs at step 0: rank 1 calls a collective that the other ranks do not call" in done.stderr

@@ -43,11 +43,14 @@ class Clock:
 
 
 def keep(
-    pulse: PulseWriter, said: list[str] | None = None, evaluates: Callable[[], bool] = lambda: False
+    pulse: PulseWriter,
+    said: list[str] | None = None,
+    evaluates: Callable[[], bool] = lambda: False,
+    is_preliminary: bool = False,
 ) -> PulseKeeper:
     last_step = LastStep(Path(pulse.identity.kept).with_name(last_step_file(0)))
     warn = (said if said is not None else []).append
-    return PulseKeeper(pulse, last_step, ((8, 4), (8,)), evaluates, warn)
+    return PulseKeeper(pulse, last_step, ((8, 4), (8,)), evaluates, warn, is_preliminary=is_preliminary)
 
 
 def decoded(pulse: PulseWriter) -> Pulse:

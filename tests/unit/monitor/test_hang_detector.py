@@ -106,6 +106,17 @@ def test_a_job_that_never_begins_to_train_does_not_hang(monkeypatch: pytest.Monk
     assert isinstance(Job(monkeypatch).detector.diagnose(overdue(5000, usual_s=None)), Standstill)
 
 
+def test_a_job_without_ddp_makes_progress_while_its_stacks_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ranks may be seen in different collectives, as those of any job may."""
+    for since_s, is_hang in ((5, False), (700, True)):
+        moves = rank(0, USER, distributed("all_reduce"), since_s=since_s)
+        ranks = [moves, rank(1, USER, distributed("barrier"), since_s=700)]
+        monkeypatch.setattr("ddpprof.monitor.hang_detector.gather", lambda *_, ranks=ranks, **__: ranks)
+        detector = Job(monkeypatch).detector
+        for _ in range(5):
+            assert isinstance(detector.diagnose(overdue(700, usual_s=None)), Verdict) is is_hang
+
+
 def test_ranks_that_have_not_constructed_a_module_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = Frame("/site-packages/torch/nn/parallel/distributed.py", 900, "_verify_param_shape_across_processes")
     ranks = [rank(1, USER, shapes, since_s=700, step=0)]

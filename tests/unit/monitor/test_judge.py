@@ -333,6 +333,14 @@ def test_what_is_known_of_a_rank_that_died_without_a_word(exit_code: int | None,
     assert (verdict.fault, verdict.rank, verdict.hint) == (Fault.DIED, 1, hint)
 
 
+def test_a_rank_that_evaluates_alone_with_gradients() -> None:
+    """Its module is in evaluation mode, but the script calls it without ``no_grad()``."""
+    buffers = Frame("/site-packages/torch/nn/parallel/distributed.py", 9, "_sync_buffers")
+    alone = rank(0, USER, buffers, activity=Activity.FORWARD, evaluates=1)
+    verdict = judge([alone, waiting(1, passes=1)])
+    assert (verdict.fault, verdict.rank) == (Fault.EVALUATES_ALONE, 0)
+
+
 def test_a_rank_that_called_exit() -> None:
     left = rank(1, num_passes=10, ended=Ended.FINISHED)
     known = replace_struct(record(1, "finished"), exit_message="no time left", exit_place="train.py:22 in check")

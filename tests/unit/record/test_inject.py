@@ -37,7 +37,7 @@ class Interrupted:
 def test_a_second_ctrl_c_at_the_end_prints_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     at_the_end: list[Callable[[], Any]] = []
     ends = Interrupted(Settings("run"))
-    monkeypatch.setattr(session, "Session", lambda _settings: ends)
+    monkeypatch.setattr(session, "Session", lambda *_: ends)
     monkeypatch.setattr(patches, "install", lambda _distributed: None)
     monkeypatch.setattr(atexit, "register", at_the_end.append)
     monkeypatch.setattr(multiprocessing.util, "Finalize", lambda _owner, close, **_: at_the_end.append(close))
@@ -57,7 +57,7 @@ def test_the_recording_ends_before_python_waits_for_threads(
     before_threads: list[Callable[[], Any]] = []
     ends = Interrupted(Settings("run"))
     ends.trains_in_main_thread = in_main_thread
-    monkeypatch.setattr(session, "Session", lambda _settings: ends)
+    monkeypatch.setattr(session, "Session", lambda *_: ends)
     monkeypatch.setattr(patches, "install", lambda _distributed: None)
     monkeypatch.setattr(atexit, "register", lambda _close: None)
     monkeypatch.setattr(multiprocessing.util, "Finalize", lambda *_, **__: None)

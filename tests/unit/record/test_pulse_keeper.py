@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,6 +24,7 @@ from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
 from ddpprof.model.overdue import Frame
 from ddpprof.model.pulse import Activity, Ended, PulseIdentity
+from ddpprof.model.pulse_layout import state_word
 from ddpprof.monitor import pulse_files
 from ddpprof.monitor.pulse_files import gather_left, read_head, read_pulse
 from ddpprof.record.overdue_facts import Collective
@@ -315,6 +317,7 @@ class Launched:
     """Stands for the rank's job, whose run directory another rank has created."""
 
     rank = 0
+    leads, attached = True, False
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -337,7 +340,8 @@ def first_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tup
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
     job: Any = Launched(tmp_path)
     notes: Any = SimpleNamespace(modules=[], is_evaluating=lambda: False)
-    made = FirstSteps(job, notes)
+    me = threading.get_ident()
+    made = FirstSteps(job, notes, me, time.pthread_getcpuclockid(me))
     yield made, job
     made.end()
 
@@ -360,6 +364,29 @@ def test_a_rank_without_progress_in_its_first_steps_can_be_seen(
     assert seen.identity.shared == ""
     first.end(Ended.INTERRUPTED)
     assert read_pulse(tmp_path, 0).state.ended == Ended.INTERRUPTED
+
+
+def test_a_script_that_ends_without_training_leaves_no_run(
+    first_steps: tuple[FirstSteps, Launched], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = first_steps
+    (tmp_path / "run.json").write_text("{}")
+    monkeypatch.setattr("ddpprof.record.pulse_keeper._NO_PROGRESS_S", 0.0)
+    wait_until((tmp_path / "rank-0.pulse").exists, "the preliminary pulse")
+    first.end(Ended.FINISHED, process_exits=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_before_the_training_a_new_stack_is_progress(pulse: PulseWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddpprof.record.pulse_keeper.OVERDUE_S", 0.0)
+    keeper = keep(pulse, is_preliminary=True)
+    since_ns = [pulse.words[state_word("since_ns")]]
+    for stack in ("a", "a", "b"):
+        monkeypatch.setattr("ddpprof.record.pulse_keeper.frames_of", lambda _walked, stack=stack: (stack,))
+        keeper._find_stack()
+        since_ns.append(pulse.words[state_word("since_ns")])
+    assert [later > before for before, later in pairwise(since_ns)] == [False, False, True]
+    keeper.close()
 
 
 def test_a_pulse_goes_on_counting_passes(tmp_path: Path) -> None:
