@@ -328,7 +328,7 @@ def _why(slowdown: StepSlowdown, world_size: int) -> str:
     ranks, part = slowdown.ranks, slowdown.part
     who, s = _who(ranks, world_size)
     verb, waits = f"take{s}", f"wait{s}"
-    where = f" {_DOES[part]}" if part is not None else ""
+    where = f" {_DOES[part]}" if part is not None else " in several parts of the step"
     late = ""
     if slowdown.first_gradient_later_ns is not None:
         gradient = "its first gradient comes" if len(ranks) == 1 else "their first gradients come"
@@ -341,9 +341,19 @@ def _why(slowdown: StepSlowdown, world_size: int) -> str:
         SlowdownCause.PROCESSOR: f"{who} {waits} for a free CPU core",
         SlowdownCause.THROTTLED: f"the CPU limit of the control group throttles {who}",
         SlowdownCause.CLOCK: f"the CPU cores of {who} run at a lower clock rate",
+        SlowdownCause.THREAD: _waits_for_thread(ranks, world_size),
         SlowdownCause.PAGING: f"the memory of {who} is paged in from disk",
         SlowdownCause.UNKNOWN: "the cause is unknown",
     }[slowdown.cause]
+
+
+def _waits_for_thread(ranks: Sequence[int], world_size: int) -> str:
+    who, _ = _who(ranks, world_size)
+    threads, processes = ("thread", "its process") if len(ranks) == 1 else ("threads", "their processes")
+    return (
+        f"the training {threads} of {who} wait{'s' if len(ranks) == 1 else ''} for another thread of {processes}, "
+        "probably one that holds Python's GIL"
+    )
 
 
 def _who(ranks: Sequence[int], world_size: int) -> tuple[str, str]:

@@ -426,6 +426,23 @@ SLOW = StepSlowdown(4200, None, 61 * MS, 72 * MS, 40, None, None, SlowdownCause.
             "first gradients come 9.00 ms later",
             id="late-gradients",
         ),
+        pytest.param(
+            {"part": None},
+            "since step 4,200, steps take 18% longer, 61.0 → 72.0 ms: rank 3 takes longer in several parts of the step",
+            id="several-parts",
+        ),
+        pytest.param(
+            {"cause": SlowdownCause.THREAD, "part": None},
+            "since step 4,200, steps take 18% longer, 61.0 → 72.0 ms: the training thread of rank 3 waits for another "
+            "thread of its process, probably one that holds Python's GIL",
+            id="another-thread",
+        ),
+        pytest.param(
+            {"cause": SlowdownCause.THREAD, "part": None, "ranks": (0, 3)},
+            "since step 4,200, steps take 18% longer, 61.0 → 72.0 ms: the training threads of ranks 0, 3 wait for "
+            "another thread of their processes, probably one that holds Python's GIL",
+            id="other-threads",
+        ),
     ],
 )
 def test_a_slow_down_is_one_sentence(changes: dict[str, object], sentence: str) -> None:
