@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 
 from msgspec import structs
@@ -28,7 +29,16 @@ from ddpprof.monitor.pulse_files import (
     write_slowdowns,
     write_verdict,
 )
-from ddpprof.monitor.slowdowns import SlowdownWatch, common_steps, with_pauses, world_size_of
+from ddpprof.monitor.slowdowns import (
+    LASTING_S,
+    SlowdownWatch,
+    chains,
+    common_steps,
+    duration_ns,
+    lasting,
+    with_pauses,
+    world_size_of,
+)
 from ddpprof.monitor.whole_run import history, nonfinite_steps, steady_growth, stretches
 from ddpprof.topics.hang_words import standstill_line, verdict_lines
 from ddpprof.topics.losses import nonfinite_finding
@@ -259,8 +269,6 @@ _WORTH_SAYING = 0.10
 """a slowdown is reported while the job runs if the step time has grown by at least this fraction"""
 _MUCH_WORSE = 0.5
 """a slowdown is reported again if the growth of the step time has become larger by at least this fraction"""
-_LASTING_S = 20.0
-"""a slowdown is reported once it has lasted for this many seconds"""
 
 
 class SlowdownLook:
@@ -273,62 +281,57 @@ class SlowdownLook:
         self._directory: Path | None = None
         self._told: dict[int, float] = {}
         """first step of each reported slowdown → growth that was reported; 0 once the slowdown has ended"""
+        self._written: tuple[StepSlowdown, ...] = ()
+        """slowdowns that were last written"""
 
     def at(self, directory: Path, _missed_s: float, is_over: bool) -> None:
         """Report and store new slowdowns. At the end, also store the durations of all pauses."""
         if self._directory != directory:
             self._directory, self._watch = directory, SlowdownWatch()
-            self._told = {}
+            self._told, self._written = {}, ()
         pulses = read_pulses(directory)
-        before = self._watch.slowdowns
         self._watch.update(pulses)
-        if is_over or self._watch.slowdowns != before:
-            self._write(directory, pulses)
-        self._tell(world_size_of(pulses))
+        found = self._watch.slowdowns
+        self._write(directory, pulses, lasting(found, pulses if is_over else None), is_over)
+        self._tell(found, world_size_of(pulses))
 
-    def _write(self, directory: Path, pulses: Mapping[int, Pulse]) -> None:
+    def _write(
+        self, directory: Path, pulses: Mapping[int, Pulse], found: tuple[StepSlowdown, ...], is_over: bool
+    ) -> None:
+        if found == self._written and not is_over:
+            return
+        self._written = found
         steps = common_steps({rank: pulse.steps for rank, pulse in pulses.items()})
         with suppress(OSError):
-            write_slowdowns(directory, with_pauses(self._watch.slowdowns, steps))
+            write_slowdowns(directory, with_pauses(found, steps))
 
-    def _tell(self, world_size: int) -> None:
-        chains = _chains(self._watch.slowdowns)
-        shown = {one.first_step for one in self._watch.slowdowns}
-        for withdrawn in [step for step, growth in self._told.items() if growth and step not in shown]:
-            self._told[withdrawn] = 0.0
-            self._say(f"the step times from step {withdrawn:,} on turned out to be within the normal range of this job")
-        for chain in chains:
-            last, step = chain[-1], next((one.first_step for one in chain if one.first_step in self._told), None)
-            told = 0.0 if step is None else self._told[step]
-            if step is None:
+    def _tell(self, found: Sequence[StepSlowdown], world_size: int) -> None:
+        in_chains = chains(found)
+        for step in [step for step, growth in self._told.items() if growth and not _cover(found, step)]:
+            self._told[step] = 0.0
+            self._say(f"the step times from step {step:,} on turned out to be within the normal range of this job")
+        for chain in in_chains:
+            last, known = chain[-1], next((step for step in self._told if _cover(chain, step)), None)
+            told = 0.0 if known is None else self._told[known]
+            if known is None:
                 large = [one for one in chain if one.growth >= _WORTH_SAYING]
                 if large and _have_lasted(large) and len(self._told) < _MOST_SAID:
                     self._say(slowdown_sentence(large[-1], world_size))
                     self._told[large[0].first_step] = large[-1].growth if last.last_step is None else 0.0
             elif told and last.last_step is not None:
-                self._told[step] = 0.0
-                if chain is chains[-1]:
+                self._told[known] = 0.0
+                if chain is in_chains[-1]:
                     self._say(f"from step {last.last_step + 1:,} on, steps take as long as before the slowdown")
             elif told and last.growth >= told + _MUCH_WORSE and _have_lasted([last]):
                 self._say(slowdown_sentence(last, world_size))
-                self._told[step] = last.growth
+                self._told[known] = last.growth
 
 
-def _chains(slowdowns: Sequence[StepSlowdown]) -> list[list[StepSlowdown]]:
-    """Group slowdowns that follow each other without a normal step in between."""
-    chains: list[list[StepSlowdown]] = []
-    for one in slowdowns:
-        if chains and chains[-1][-1].last_step == one.first_step - 1:
-            chains[-1].append(one)
-        else:
-            chains.append([one])
-    return chains
+def _cover(slowdowns: Sequence[StepSlowdown], step: int) -> bool:
+    return any(one.first_step <= step <= (inf if one.last_step is None else one.last_step) for one in slowdowns)
 
 
 def _have_lasted(slowdowns: Sequence[StepSlowdown]) -> bool:
     """Return True if the slowdowns lasted longer in total than disturbances by other work on the machine usually do."""
-    if any(one.began_ns is None for one in slowdowns):
-        return True
     now_ns = time.time_ns()
-    took_ns = sum((now_ns if one.ended_ns is None else one.ended_ns) - (one.began_ns or 0) for one in slowdowns)
-    return took_ns >= _LASTING_S * 1e9
+    return sum(duration_ns(one, now_ns) for one in slowdowns) >= LASTING_S * 1e9
