@@ -10,12 +10,14 @@ from contextlib import suppress
 from math import inf
 from pathlib import Path
 
+import numpy as np
 from msgspec import structs
 
 from ddpprof import own_files, rundir
 from ddpprof.model.hang import Fault, Hint, Standstill, Verdict
 from ddpprof.model.pulse import Ended, Pulse
-from ddpprof.model.whole_run import StepSlowdown, usual_of
+from ddpprof.model.tables import rows_of
+from ddpprof.model.whole_run import Slowdowns, StepSlowdown, usual_of
 from ddpprof.monitor.evidence import dump_stacks, gather
 from ddpprof.monitor.hang_detector import HangDetector, examine
 from ddpprof.monitor.judge import judge_end
@@ -26,6 +28,7 @@ from ddpprof.monitor.pulse_files import (
     is_silent,
     read_heads,
     read_pulses,
+    read_slowdowns,
     write_slowdowns,
     write_verdict,
 )
@@ -42,7 +45,15 @@ from ddpprof.monitor.slowdowns import (
 from ddpprof.monitor.whole_run import history, nonfinite_steps, steady_growth, stretches
 from ddpprof.topics.hang_words import standstill_line, verdict_lines
 from ddpprof.topics.losses import nonfinite_finding
-from ddpprof.topics.whole_run import KEEPS_TENSORS, growth_of, memory_growth_line, most_grown, slowdown_sentence
+from ddpprof.topics.whole_run import (
+    KEEPS_TENSORS,
+    Growth,
+    growth_of,
+    is_explained,
+    memory_growth_line,
+    most_grown,
+    slowdown_sentence,
+)
 
 Say = Callable[[str], None]
 
@@ -208,7 +219,7 @@ class GrowthLook:
     Such steps grow so slowly that no single step is the beginning of a slowdown.
     """
 
-    every_s = 20.0
+    every_s = 10.0
 
     def __init__(self, say: Say) -> None:
         self._say = say
@@ -223,12 +234,8 @@ class GrowthLook:
         if not pulses:
             return
         self._tell_of_memory(directory, pulses)
-        rows = history(pulses[min(pulses)])
-        ranges = usual_of(stretches(rows, _NUM_RANGES))
-        growth = growth_of(ranges)
-        if growth is None or ranges[-1].end_ns - ranges[0].start_ns < _LONG_GROWTH_S * 1e9:
-            return
-        if growth.last_ns >= _MUCH_GROWN * self._told.get(directory, growth.first_ns):
+        growth = recent_growth(pulses[min(pulses)], read_slowdowns(directory))
+        if growth is not None and growth.last_ns >= _MUCH_GROWN * self._told.get(directory, growth.first_ns):
             self._told[directory] = growth.last_ns
             self._say(growth.sentence("now"))
 
@@ -243,10 +250,32 @@ class GrowthLook:
             self._say(f"{memory_growth_line(rank, growth, 'now')}. {KEEPS_TENSORS}")
 
 
-_NUM_RANGES = 10
-_LONG_GROWTH_S = 30.0
-"""growing steps are reported if the run has lasted for this many seconds"""
+def recent_growth(pulse: Pulse, found: Slowdowns | None) -> Growth | None:
+    """Return how steps grow up to now: over the run, or else over its last half, quarter, or eighth, and so on.
+
+    Returns ``None`` unless they take at least twice as long as before, and nearly as long as ever or longer. A growth
+    that a slowdown explains is left out.
+    """
+    rows = whole = history(pulse)
+    longest_ns = max((one.median_ns for one in usual_of(stretches(rows, _NUM_RANGES))), default=0)
+    while len(rows) and rows.end_ns[-1] - rows.start_ns[0] >= _LONG_GROWTH_S * 1e9:
+        growth = growth_of(usual_of(stretches(rows, _NUM_RANGES)), from_start=rows is whole)
+        if (
+            growth is not None
+            and growth.duration_ns >= _LONG_GROWTH_S * 1e9
+            and growth.last_ns >= max(_MUCH_GROWN * growth.first_ns, _NEARLY * longest_ns)
+        ):
+            return None if found is not None and is_explained(growth, found.slowdowns) else growth
+        until = np.cumsum(rows.num_steps)
+        rows = rows_of(rows, until > until[-1] / 2)
+    return None
+
+
+_NUM_RANGES = 20
+_LONG_GROWTH_S = 20.0
+"""growing steps are reported if they have grown for this many seconds"""
 _MUCH_GROWN = 2.0
+_NEARLY = 0.9
 
 
 class EndLook:

@@ -42,8 +42,11 @@ from ddpprof.report import LightStepReport, Report
 from ddpprof.topics.data import INPUT_SIZES
 from ddpprof.topics.script_code import SCRIPT_CODE, CodeLine, RankCode
 from ddpprof.topics.whole_run import (
+    Growth,
     growing_memory,
     growing_steps,
+    growth_of,
+    is_explained,
     long_steps,
     pause_sentence,
     slowdown_sentence,
@@ -219,6 +222,41 @@ def test_steps_that_become_longer_and_longer(lengths_ms: list[float], found: boo
         assert findings[0].gain_ns == pytest.approx(54 * MS, abs=MS), (
             "the mean of 159.5 ms, without the 105 at the start"
         )
+
+
+def growth_in(folder: Path, lengths_ms: Sequence[float]) -> Growth | None:
+    write_pulse(folder, 0, [MadeStep(ms=length) for length in lengths_ms])
+    return growth_of(whole_run_of_rank(0, read_pulse(folder, 0), with_course=True).stretches)
+
+
+def test_steps_that_become_longer_from_the_middle_of_the_run_on(tmp_path: Path) -> None:
+    growth = growth_in(tmp_path, [100 + max(0, step - 210) for step in range(400)])
+    assert growth is not None
+    assert growth.since_step is not None
+    assert abs(growth.since_step - 213) <= 40
+    assert growth.sentence().startswith(f"Since about step {growth.since_step}, steps become longer and longer: 100 ms")
+
+
+@pytest.mark.parametrize(
+    "lengths_ms",
+    [
+        pytest.param([100 + step / 100 for step in range(200)] + [200 + step / 100 for step in range(200)], id="jump"),
+        pytest.param([100 + step % 200 for step in range(390)], id="in-each-epoch"),
+        pytest.param([100] * 330 + [100 + 2 * step for step in range(70)], id="only-in-the-last-two-ranges"),
+    ],
+)
+def test_what_is_no_growth(lengths_ms: list[float], tmp_path: Path) -> None:
+    assert growth_in(tmp_path, lengths_ms) is None
+
+
+def test_a_growth_that_a_slow_down_explains_is_not_reported_again(tmp_path: Path) -> None:
+    growth = growth_in(tmp_path, [100 + step for step in range(400)])
+    assert growth is not None
+    slow = msgspec.structs.replace(SLOW, before_ns=100 * MS, after_ns=450 * MS, last_step=None)
+    assert is_explained(growth, [slow])
+    assert not is_explained(growth, [msgspec.structs.replace(slow, before_ns=300 * MS)])
+    assert not is_explained(growth, [msgspec.structs.replace(slow, after_ns=350 * MS)]), "steps still grow"
+    assert not is_explained(growth, [msgspec.structs.replace(slow, last_step=300)])
 
 
 def test_what_is_advised_on_growing_steps_depends_on_what_grows(tmp_path: Path) -> None:
