@@ -644,6 +644,9 @@ def uneven_work(run: WholeRun, view: View) -> Iterator[Finding]:
         return  # threads wait for cores, which takes different times on the ranks
     if growth_of(run.usual_stretches) is not None:
         return  # what grows takes different times on the ranks, too
+    outside = [one for one in run.slowdowns if one.cause in _BY_SYSTEM]
+    if any(_took_ns(one, run) >= _NOTABLE * run.duration_ns for one in outside):
+        return  # ranks that wait for a core, or for another thread, do so in different steps
     share = uneven.lost_ns / steps.mean_ns
     larger = view[INPUT_SIZES] or 0.0
     least = _MUCH_UNEVEN if larger < _LARGER_INPUTS else _LITTLE_UNEVEN
@@ -664,6 +667,7 @@ def uneven_work(run: WholeRun, view: View) -> Iterator[Finding]:
     )
 
 
+_BY_SYSTEM = (SlowdownCause.THROTTLED, SlowdownCause.PROCESSOR, SlowdownCause.THREAD, SlowdownCause.PAGING)
 _MUCH_UNEVEN = 0.1
 """uneven work is reported if it costs at least this share of the step"""
 _LITTLE_UNEVEN = 0.03

@@ -665,6 +665,15 @@ def test_ranks_that_take_turns_at_being_late(
 
 
 @pytest.mark.parametrize(
+    ("cause", "is_found"), [(SlowdownCause.THROTTLED, False), (SlowdownCause.THREAD, False), (SlowdownCause.LINK, True)]
+)
+def test_ranks_that_lack_a_core_do_not_take_turns(cause: SlowdownCause, is_found: bool, tmp_path: Path) -> None:
+    slow_down = msgspec.structs.replace(SLOW, first_step=20, cause=cause)
+    run = replace(whole_run_of(two_ranks(tmp_path)), uneven=UnevenWork(15 * MS, 100, 0.5), slowdowns=(slow_down,))
+    assert bool(list(uneven_work(run, View(2, 125 * MS)))) is is_found
+
+
+@pytest.mark.parametrize(
     "pause",
     [
         pytest.param(Pause(PauseKind.RECORDING, 15, 3 * SECOND), id="of-ddpprof"),
