@@ -527,12 +527,15 @@ def _growth_over(stretches: Sequence[Stretch], *, from_start: bool) -> Growth:
 def is_explained(growth: Growth, slowdowns: Iterable[StepSlowdown]) -> bool:
     """Return True if a slowdown that has not ended explains at least half of the growth, on a log scale.
 
-    If the last steps are much longer than the median step of the slowdown, they grow also during the slowdown.
+    If the last steps are much longer than the median step of the slowdown, they grow also during the slowdown, unless
+    ranks lack CPU time, which makes step times vary.
     """
     return any(
         one.last_step is None
-        and (1 + one.growth) ** 2 >= growth.last_ns / growth.first_ns
-        and growth.last_ns < _MUCH_LONGER * one.after_ns
+        and (
+            ((1 + one.growth) ** 2 >= growth.last_ns / growth.first_ns and growth.last_ns < _MUCH_LONGER * one.after_ns)
+            or (one.cause in _BY_SYSTEM and one.growth >= _MUCH_LONGER - 1)
+        )
         for one in slowdowns
     )
 

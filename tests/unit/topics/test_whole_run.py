@@ -256,6 +256,7 @@ def test_a_growth_that_a_slow_down_explains_is_not_reported_again(tmp_path: Path
     assert is_explained(growth, [slow])
     assert not is_explained(growth, [msgspec.structs.replace(slow, before_ns=300 * MS)])
     assert not is_explained(growth, [msgspec.structs.replace(slow, after_ns=350 * MS)]), "steps still grow"
+    assert is_explained(growth, [msgspec.structs.replace(slow, after_ns=350 * MS, cause=SlowdownCause.THREAD)])
     assert not is_explained(growth, [msgspec.structs.replace(slow, last_step=300)])
 
 
