@@ -61,7 +61,8 @@ def _steps(kept: Any, rank: int) -> PulseSteps:
 
 def _samples(kept: Any, rank: int) -> PulseSamples:
     at, memory, throttled, queued, faults, cpu = kept[f"{rank}.samples"].T
-    return PulseSamples(at, memory, throttled, queued, faults, core_khz=np.full(len(at), UNKNOWN), cpu_ns=cpu)
+    unknown = np.full(len(at), UNKNOWN)
+    return PulseSamples(at, memory, throttled, queued, faults, unknown, cpu, unknown, unknown)
 
 
 def replayed(ranks: dict[int, tuple[PulseSteps, PulseSamples]]) -> list[tuple[int, StepSlowdown]]:

@@ -187,9 +187,12 @@ def _hang_lines(directory: Path, now: Overview) -> list[str]:
 
 
 def _slowdown_lines(directory: Path, world_size: int) -> list[str]:
-    """Return a sentence for each of the most recent slowdowns that the job's launcher has found."""
-    from ddpprof.monitor.pulse_files import read_slowdowns
+    """Return a sentence for each of the most recent slowdowns that the launcher has found, and for growing steps."""
+    from ddpprof.monitor.looks import recent_growth
+    from ddpprof.monitor.pulse_files import read_pulses, read_slowdowns
     from ddpprof.topics.whole_run import slowdown_sentence
 
     found = read_slowdowns(directory)
-    return [] if found is None else [slowdown_sentence(one, world_size) for one in found.slowdowns[-_MOST_SLOWDOWNS:]]
+    growths = [recent_growth(pulse, found) for pulse in read_pulses(directory, 1).values()]
+    lines = [] if found is None else [slowdown_sentence(one, world_size) for one in found.slowdowns[-_MOST_SLOWDOWNS:]]
+    return [*lines, *(growth.sentence("now") for growth in growths if growth is not None)]

@@ -243,6 +243,10 @@ class PulseSamples:
     """mean clock rate of the CPU cores, in kHz"""
     cpu_ns: Int64Column
     """CPU time of the training thread"""
+    process_cpu_ns: Int64Column
+    """CPU time of all threads of the process"""
+    training_queued_ns: Int64Column
+    """total time for which the training thread waited for a free CPU core"""
 
     def __len__(self) -> int:
         return len(self.at_ns)

@@ -24,7 +24,7 @@ from ddpprof.model.pulse import Pulse, PulseIdentity, PulseSamples, PulseState, 
 from ddpprof.model.tables import UNKNOWN, rows_of
 
 MAGIC = b"ddpprofp"
-FORMAT = 6
+FORMAT = 7
 NUM_STEPS_KEPT = 2048
 NUM_SUMMARIES_KEPT = 4096
 NUM_SAMPLES_KEPT = 1024

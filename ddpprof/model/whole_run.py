@@ -35,6 +35,8 @@ class SlowdownCause(StrEnum):
     """CPU cores run at a lower clock rate"""
     PAGING = "paging"
     """memory is swapped in from a disk"""
+    THREAD = "thread"
+    """training threads wait for another thread of their process, probably one that holds Python's GIL"""
     UNKNOWN = "unknown"
 
 
@@ -67,7 +69,7 @@ class StepSlowdown(msgspec.Struct, frozen=True):
     ranks: tuple[int, ...]
     """ranks on which the cause was found"""
     part: StepPart | None = None
-    """part of the step whose duration increased most on `ranks`"""
+    """part of the step whose duration increased most on `ranks`; ``None`` if no part has half of the increase"""
     first_gradient_later_ns: Int64 | None = None
     """how much later than in normal steps the first gradient is ready on `ranks`, in ns; ``None`` if negligible"""
     is_coarse: bool = False

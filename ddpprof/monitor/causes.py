@@ -8,13 +8,15 @@
 If all ranks are at fault, all of them became slower. If some ranks are at fault, the other ranks wait for them. If no
 rank is at fault and all ranks wait longer, the network is the cause, unless some ranks of the job are unknown. The
 operating system's counters are checked first, because a rank that waits for a CPU core has a longer own time and makes
-all other ranks wait.
+all other ranks wait. If a rank's own time grows, but its training thread neither computes more nor waits for a core,
+and other threads of its process run more, the training thread waits for one of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +30,9 @@ _AS_BAD = 0.6
 _NOTABLE = 0.4
 """throttling, or waiting for a CPU core, counts as the cause if it accounts for at least this share of a slowdown"""
 _MOST = 0.8
-"""waiting for a CPU core is the cause if it accounts for at least this share of the growth of a rank's own time"""
+"""waiting for a CPU core is the cause if it accounts for at least this share of the growth of a rank's own time; one
+part of the step alone becomes longer if it has at least this share
+"""
 _LEAST_KNOWN = 4
 """a median of waiting times is computed only if at least this many of them are known"""
 _FAULTS_PER_STEP = 1.0
@@ -37,16 +41,20 @@ _CLOCK_FELL = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Portrait:
-    """Median values per step of a rank, in ns unless the name has another unit; ``None`` if unknown."""
+    """Median or mean values per step of a rank, in ns unless the name has another unit; ``None`` if unknown."""
 
     length_ns: float
     parts: Mapping[StepPart, float]
     """part of the step → the part of the rank's own time that is spent in it"""
     wait_ns: float | None
     first_gradient_ns: float | None = None
+    mean_own_ns: float | None = None
+    """always a mean, like all counters of the operating system"""
     cpu_ns: float | None = None
     throttled_ns: float | None = None
     queued_ns: float | None = None
+    process_cpu_ns: float | None = None
+    training_queued_ns: float | None = None
     major_faults: float | None = None
     core_khz: float | None = None
 
@@ -91,21 +99,28 @@ class Reason:
     first_gradient_later_ns: int | None = None
 
 
-def portrait(steps: PulseSteps | PulseSummaries, samples: PulseSamples) -> Portrait | None:
-    """Return the median values of these steps; ``None`` if there are no steps."""
+def portrait(steps: PulseSteps | PulseSummaries, samples: PulseSamples, *, of_means: bool = False) -> Portrait | None:
+    """Return the median values of these steps, or `of_means` their means; ``None`` if there are no steps."""
     if not len(steps):
         return None
-    wait = _median(steps.wait_ns)
-    parts = {part: float(np.median(column)) for part, column in parts_of(steps).items() if len(column)}
+    average = np.mean if of_means else np.median
+    wait = _average(steps.wait_ns, average)
+    parts = {part: float(average(column)) for part, column in parts_of(steps).items() if len(column)}
     if wait is None:
         parts.pop(StepPart.BACKWARD, None)
     return Portrait(
-        length_ns=float(np.median(_lengths(steps))),
+        length_ns=float(average(_lengths(steps))),
         parts=parts,
         wait_ns=wait,
-        first_gradient_ns=_median(steps.first_gradient_ns) if isinstance(steps, PulseSteps) else None,
+        mean_own_ns=_mean_own_ns(steps),
+        first_gradient_ns=_average(steps.first_gradient_ns, average) if isinstance(steps, PulseSteps) else None,
         **_from_system(steps, samples),
     )
+
+
+def _mean_own_ns(steps: PulseSteps | PulseSummaries) -> float | None:
+    known = steps.wait_ns != UNKNOWN
+    return float(np.mean((_lengths(steps) - steps.wait_ns)[known])) if known.any() else None
 
 
 def _lengths(steps: PulseSteps | PulseSummaries) -> Int64Column:
@@ -125,10 +140,10 @@ def parts_of(steps: PulseSteps | PulseSummaries) -> dict[StepPart, Int64Column]:
     return {**known, StepPart.OTHER: np.maximum(_lengths(steps) - others, 0), StepPart.BACKWARD: backward}
 
 
-def _median(column: Int64Column) -> float | None:
-    """Return the median of the known values; ``None`` if too few are known."""
+def _average(column: Int64Column, average: Callable[[Int64Column], np.floating[Any]]) -> float | None:
+    """Return the median or mean of the known values; ``None`` if too few are known."""
     known = column[column != UNKNOWN]
-    return float(np.median(known)) if len(known) >= min(_LEAST_KNOWN, len(column)) else None
+    return float(average(known)) if len(known) >= min(_LEAST_KNOWN, len(column)) else None
 
 
 def _from_system(steps: PulseSteps | PulseSummaries, samples: PulseSamples) -> dict[str, float | None]:
@@ -145,7 +160,7 @@ def _from_system(steps: PulseSteps | PulseSummaries, samples: PulseSamples) -> d
     if not num_steps:
         return {}
     found: dict[str, float | None] = {}
-    for name in ("throttled_ns", "queued_ns", "major_faults", "cpu_ns"):
+    for name in _COUNTERS:
         column = getattr(samples, name)
         if not (column == UNKNOWN).any():
             counted = np.interp(ends, samples.at_ns, column) - np.interp(begins, samples.at_ns, column)
@@ -154,6 +169,9 @@ def _from_system(steps: PulseSteps | PulseSummaries, samples: PulseSamples) -> d
     in_steps = (step_at >= 0) & (samples.at_ns <= ends[step_at]) & (samples.core_khz != UNKNOWN)
     rates = samples.core_khz[in_steps]
     return {**found, "core_khz": float(np.median(rates)) if len(rates) else None}
+
+
+_COUNTERS = ("throttled_ns", "queued_ns", "major_faults", "cpu_ns", "process_cpu_ns", "training_queued_ns")
 
 
 def reason_for(ranks: Mapping[int, RankChange]) -> Reason:
@@ -190,6 +208,7 @@ def _by_system(ranks: Mapping[int, RankChange], longer_ns: float) -> Reason | No
     for cause, is_cause in (
         (SlowdownCause.THROTTLED, lambda one: one.grew("throttled_ns") >= _NOTABLE * longer_ns),
         (SlowdownCause.PAGING, lambda one: one.grew("major_faults") >= _FAULTS_PER_STEP),
+        (SlowdownCause.THREAD, lambda one: _waits_for_thread(one, longer_ns)),
         (SlowdownCause.PROCESSOR, lambda one: _lacks_processor(one, longer_ns)),
         (SlowdownCause.CLOCK, lambda one: _is_clocked_down(one, longer_ns)),
     ):
@@ -197,6 +216,20 @@ def _by_system(ranks: Mapping[int, RankChange], longer_ns: float) -> Reason | No
         if hit:
             return Reason(cause, hit)
     return None
+
+
+def _waits_for_thread(change: RankChange, longer_ns: float) -> bool:
+    """Return True if a rank became slower because its training thread waits while other threads of its process run.
+
+    A thread that holds Python's GIL lengthens all parts of a step in which Python code runs. If only waiting for
+    batches takes longer, other threads may load them. If only the backward pass does, they may compute it.
+    """
+    slower_ns, others_ns = change.grew("mean_own_ns"), change.grew("process_cpu_ns") - change.grew("cpu_ns")
+    if slower_ns < _HALF * longer_ns or others_ns < _HALF * slower_ns:
+        return False
+    if max(change.part_grew(part) for part in (StepPart.DATA, StepPart.BACKWARD)) >= _MOST * change.own_ns:
+        return False
+    return change.grew("cpu_ns") < _HALF * slower_ns and change.grew("training_queued_ns") < _MOST * slower_ns
 
 
 def _lacks_processor(change: RankChange, longer_ns: float) -> bool:
@@ -214,7 +247,8 @@ def _is_clocked_down(change: RankChange, longer_ns: float) -> bool:
 
 def _by_own_time(guilty: Mapping[int, RankChange], longer_ns: float, are_all: bool) -> Reason:
     worst = max(guilty.values(), key=lambda change: change.slower_ns)
-    part = worst.largest_part
+    most = worst.largest_part
+    part = most if worst.part_grew(most) >= _HALF * worst.slower_ns else None
     if part is StepPart.DATA:
         cause = SlowdownCause.DATA
     else:

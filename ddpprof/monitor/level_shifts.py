@@ -16,6 +16,9 @@ The medians of each of the last three groups of 9 values must also exceed the le
 that a short burst is not reported. The first step of a slowdown is where the cumulative sum of deviations from the mean
 of both levels is smallest (CUSUM). A slowdown ends when the step time is less than 3 % above normal. If the step time
 changes again during a slowdown, that slowdown ends and a new one begins.
+
+With `OF_MEANS`, each value is the mean of eight steps. Instead of the noise of windows, the growth must exceed that of
+the largest 5 % of the normal values, because a window of 96 steps is long enough to average most noise.
 """
 
 from __future__ import annotations
@@ -63,6 +66,11 @@ def noise_of_windows(values: Floats, window: int, around: int, share_steps: bool
     return max(alone, seen) * few
 
 
+def _excess(values: Floats, around: int, every: int) -> float:
+    """Return by how much the largest values exceed the median of the `around` values around them."""
+    return float(np.quantile(values - _levels_around(values, around, every), 1 - _RARE))
+
+
 def _levels_around(values: Floats, width: int, every: int) -> Floats:
     """Return the median of the `width` values around each value, computed once per `every` values."""
     half = width // 2
@@ -86,6 +94,12 @@ def middle_half(windows: Floats) -> Floats:
     width = windows.shape[1]
     means: Floats = np.sort(windows, axis=1)[:, width // 4 : width - width // 4].mean(axis=1)
     return means
+
+
+def _without_outer_tenths(values: Floats) -> float:
+    """Return the mean of the values without the smallest and the largest tenth."""
+    outer = len(values) // 10
+    return float(np.sort(values)[outer : len(values) - outer].mean())
 
 
 def change_point(values: Floats, old: float, new: float) -> int:
@@ -112,6 +126,8 @@ MOST_SHIFT = log(2)
 very noisy
 """
 NOISES = 5.0
+_RARE = 0.05
+"""means of steps are expected to exceed the normal level by as much as this fraction of the normal values does"""
 _PARTS = 3
 
 
@@ -126,7 +142,7 @@ class LevelShift:
     """normal step time, in ns"""
     after_ns: int
     num_steps: int
-    """number of steps in the slowdown; `after_ns` is the median of their step times"""
+    """number of steps in the slowdown; `after_ns` is the median or mean of their step times"""
     is_noise: bool = False
     """True if later steps showed that step times normally vary by this much, and that this is not a slowdown"""
 
@@ -172,9 +188,24 @@ class Windows:
     most_slow: int = 2048
     """the step time in a slowdown is computed from at most this many of its most recent values"""
     averages_pairs: bool = True
+    steps_per_value: int = 1
+    """each value is computed from the mean of this many steps"""
 
 
 OF_STEPS = Windows()
+OF_MEANS = Windows(
+    window=12,
+    part=4,
+    least_normal=12,
+    most_normal=128,
+    most_noise=256,
+    recent=48,
+    refresh=4,
+    most_slow=512,
+    averages_pairs=False,
+    steps_per_value=8,
+)
+"""window sizes if each value is the mean of eight steps, to find slowdowns in which only some steps are longer"""
 OF_SUMMARIES = Windows(
     window=4,
     part=1,
@@ -202,6 +233,8 @@ class LevelShifts:
         """
         self._pending = _Values()
         """values since the last change of level; those before the last window are known to be at the current level"""
+        self._rest = _Values()
+        """lengths of steps that are too few for a value"""
         self._last_log: float | None = None
         self._level: float | None = None
         self._noise, self._knows_noise = 0.0, False
@@ -218,9 +251,10 @@ class LevelShifts:
     def feed(self, number: Int64Column, length_ns: Int64Column, is_usual: Flags) -> None:
         """Process more steps. `is_usual`: for each step, whether there is no known reason why it may be longer."""
         usual = is_usual & (length_ns > 0)
-        numbers, values = number[usual], np.log(length_ns[usual].astype(np.float64))
+        numbers, values = self._means(number[usual], length_ns[usual].astype(np.float64))
         if not len(values):
             return
+        values = np.log(values)
         if self._counts.averages_pairs:
             last = values[0] if self._last_log is None else self._last_log
             self._last_log = float(values[-1])
@@ -229,6 +263,13 @@ class LevelShifts:
             count = min(len(values), self._counts.refresh - self._since_refresh)
             self._take(numbers[:count], values[:count])
             numbers, values = numbers[count:], values[count:]
+
+    def _means(self, numbers: Int64Column, lengths: Floats) -> tuple[Int64Column, Floats]:
+        """Return the mean length of each group of steps that is complete, and the number of its first step."""
+        each = self._counts.steps_per_value
+        self._rest.extend(numbers, lengths)
+        numbers, lengths = self._rest.take_first(len(self._rest) // each * each)
+        return numbers[::each], lengths.reshape(-1, each).mean(axis=1)
 
     def _take(self, numbers: Int64Column, values: Floats) -> None:
         """Process values, at most up to the next time at which level and noise are computed again."""
@@ -292,7 +333,7 @@ class LevelShifts:
         if self._slow is not None and new < base + OVER:
             self._slow = None
         else:
-            self._slow = _Slow(step, base, _Values())
+            self._slow = _Slow(step, base, _Values(), self._counts.steps_per_value)
             self.shifts.append(self._slow.shift(self._pending.values, None))
 
     def _level_before(self, at: int) -> float:
@@ -335,6 +376,8 @@ class LevelShifts:
             self._withdraw(0, exp(self._threshold))
 
     def _noise_of(self, values: Floats) -> float:
+        if self._counts.steps_per_value > 1:
+            return _excess(values, self._counts.most_normal, self._counts.window) / NOISES
         return noise_of_windows(
             values, self._counts.window, self._counts.most_normal, self._counts.averages_pairs, TWO_LEVELS
         )
@@ -396,14 +439,16 @@ class _Slow:
     """log of the normal step time before the slowdown"""
     values: _Values
     """values of the slowdown, without the pending values"""
+    steps_per_value: int = 1
 
     def level(self, pending: Floats) -> float:
-        """Return the median of the slowdown's values.
+        """Return the median of the slowdown's values or, if they are means, their mean without the outer tenths.
 
         The first value is ignored, because it includes the step before.
         """
         values = np.concatenate((self.values.values, pending))
-        return float(np.median(values[1:] if len(values) > 1 else values))
+        values = values[1:] if len(values) > 1 else values
+        return float(np.median(values)) if self.steps_per_value == 1 else _without_outer_tenths(values)
 
     @property
     def without_growth(self) -> Floats:
@@ -417,5 +462,5 @@ class _Slow:
             last_step=last_step,
             before_ns=round(exp(self.base)),
             after_ns=round(exp(self.level(pending))),
-            num_steps=len(self.values) + len(pending),
+            num_steps=(len(self.values) + len(pending)) * self.steps_per_value,
         )

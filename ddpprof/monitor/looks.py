@@ -7,15 +7,18 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 
+import numpy as np
 from msgspec import structs
 
 from ddpprof import own_files, rundir
 from ddpprof.load.record import load_exits
 from ddpprof.model.hang import Fault, Hint, Standstill, Verdict
 from ddpprof.model.pulse import Ended, Pulse
-from ddpprof.model.whole_run import StepSlowdown, usual_of
+from ddpprof.model.tables import rows_of
+from ddpprof.model.whole_run import Slowdowns, StepSlowdown, usual_of
 from ddpprof.monitor.evidence import dump_stacks, gather
 from ddpprof.monitor.hang_detector import HangDetector, examine
 from ddpprof.monitor.judge import judge_end
@@ -26,14 +29,32 @@ from ddpprof.monitor.pulse_files import (
     is_silent,
     read_heads,
     read_pulses,
+    read_slowdowns,
     write_slowdowns,
     write_verdict,
 )
-from ddpprof.monitor.slowdowns import SlowdownWatch, common_steps, with_pauses, world_size_of
+from ddpprof.monitor.slowdowns import (
+    LASTING_S,
+    SlowdownWatch,
+    chains,
+    common_steps,
+    duration_ns,
+    lasting,
+    with_pauses,
+    world_size_of,
+)
 from ddpprof.monitor.whole_run import history, nonfinite_steps, steady_growth, stretches
 from ddpprof.topics.hang_words import standstill_line, verdict_lines
 from ddpprof.topics.losses import nonfinite_finding
-from ddpprof.topics.whole_run import KEEPS_TENSORS, growth_of, memory_growth_line, most_grown, slowdown_sentence
+from ddpprof.topics.whole_run import (
+    KEEPS_TENSORS,
+    Growth,
+    growth_of,
+    is_explained,
+    memory_growth_line,
+    most_grown,
+    slowdown_sentence,
+)
 
 Say = Callable[[str], None]
 
@@ -208,7 +229,7 @@ class GrowthLook:
     Such steps grow so slowly that no single step is the beginning of a slowdown.
     """
 
-    every_s = 20.0
+    every_s = 10.0
 
     def __init__(self, say: Say) -> None:
         self._say = say
@@ -223,12 +244,8 @@ class GrowthLook:
         if not pulses:
             return
         self._tell_of_memory(directory, pulses)
-        rows = history(pulses[min(pulses)])
-        ranges = usual_of(stretches(rows, _NUM_RANGES))
-        growth = growth_of(ranges)
-        if growth is None or ranges[-1].end_ns - ranges[0].start_ns < _LONG_GROWTH_S * 1e9:
-            return
-        if growth.last_ns >= _MUCH_GROWN * self._told.get(directory, growth.first_ns):
+        growth = recent_growth(pulses[min(pulses)], read_slowdowns(directory))
+        if growth is not None and growth.last_ns >= _MUCH_GROWN * self._told.get(directory, growth.first_ns):
             self._told[directory] = growth.last_ns
             self._say(growth.sentence("now"))
 
@@ -243,10 +260,32 @@ class GrowthLook:
             self._say(f"{memory_growth_line(rank, growth, 'now')}. {KEEPS_TENSORS}")
 
 
-_NUM_RANGES = 10
-_LONG_GROWTH_S = 30.0
-"""growing steps are reported if the run has lasted for this many seconds"""
+def recent_growth(pulse: Pulse, found: Slowdowns | None) -> Growth | None:
+    """Return how steps grow up to now: over the run, or else over its last half, quarter, or eighth, and so on.
+
+    Returns ``None`` unless they take at least twice as long as before, and nearly as long as ever or longer. A growth
+    that a slowdown explains is left out.
+    """
+    rows = whole = history(pulse)
+    longest_ns = max((one.median_ns for one in usual_of(stretches(rows, _NUM_RANGES))), default=0)
+    while len(rows) and rows.end_ns[-1] - rows.start_ns[0] >= _LONG_GROWTH_S * 1e9:
+        growth = growth_of(usual_of(stretches(rows, _NUM_RANGES)), from_start=rows is whole)
+        if (
+            growth is not None
+            and growth.duration_ns >= _LONG_GROWTH_S * 1e9
+            and growth.last_ns >= max(_MUCH_GROWN * growth.first_ns, _NEARLY * longest_ns)
+        ):
+            return None if found is not None and is_explained(growth, found.slowdowns) else growth
+        until = np.cumsum(rows.num_steps)
+        rows = rows_of(rows, until > until[-1] / 2)
+    return None
+
+
+_NUM_RANGES = 20
+_LONG_GROWTH_S = 20.0
+"""growing steps are reported if they have grown for this many seconds"""
 _MUCH_GROWN = 2.0
+_NEARLY = 0.9
 
 
 class EndLook:
@@ -269,8 +308,6 @@ _WORTH_SAYING = 0.10
 """a slowdown is reported while the job runs if the step time has grown by at least this fraction"""
 _MUCH_WORSE = 0.5
 """a slowdown is reported again if the growth of the step time has become larger by at least this fraction"""
-_LASTING_S = 20.0
-"""a slowdown is reported once it has lasted for this many seconds"""
 
 
 class SlowdownLook:
@@ -283,62 +320,57 @@ class SlowdownLook:
         self._directory: Path | None = None
         self._told: dict[int, float] = {}
         """first step of each reported slowdown → growth that was reported; 0 once the slowdown has ended"""
+        self._written: tuple[StepSlowdown, ...] = ()
+        """slowdowns that were last written"""
 
     def at(self, directory: Path, _missed_s: float, is_over: bool) -> None:
         """Report and store new slowdowns. At the end, also store the durations of all pauses."""
         if self._directory != directory:
             self._directory, self._watch = directory, SlowdownWatch()
-            self._told = {}
+            self._told, self._written = {}, ()
         pulses = read_pulses(directory)
-        before = self._watch.slowdowns
         self._watch.update(pulses)
-        if is_over or self._watch.slowdowns != before:
-            self._write(directory, pulses)
-        self._tell(world_size_of(pulses))
+        found = self._watch.slowdowns
+        self._write(directory, pulses, lasting(found, pulses if is_over else None), is_over)
+        self._tell(found, world_size_of(pulses))
 
-    def _write(self, directory: Path, pulses: Mapping[int, Pulse]) -> None:
+    def _write(
+        self, directory: Path, pulses: Mapping[int, Pulse], found: tuple[StepSlowdown, ...], is_over: bool
+    ) -> None:
+        if found == self._written and not is_over:
+            return
+        self._written = found
         steps = common_steps({rank: pulse.steps for rank, pulse in pulses.items()})
         with suppress(OSError):
-            write_slowdowns(directory, with_pauses(self._watch.slowdowns, steps))
+            write_slowdowns(directory, with_pauses(found, steps))
 
-    def _tell(self, world_size: int) -> None:
-        chains = _chains(self._watch.slowdowns)
-        shown = {one.first_step for one in self._watch.slowdowns}
-        for withdrawn in [step for step, growth in self._told.items() if growth and step not in shown]:
-            self._told[withdrawn] = 0.0
-            self._say(f"the step times from step {withdrawn:,} on turned out to be within the normal range of this job")
-        for chain in chains:
-            last, step = chain[-1], next((one.first_step for one in chain if one.first_step in self._told), None)
-            told = 0.0 if step is None else self._told[step]
-            if step is None:
+    def _tell(self, found: Sequence[StepSlowdown], world_size: int) -> None:
+        in_chains = chains(found)
+        for step in [step for step, growth in self._told.items() if growth and not _cover(found, step)]:
+            self._told[step] = 0.0
+            self._say(f"the step times from step {step:,} on turned out to be within the normal range of this job")
+        for chain in in_chains:
+            last, known = chain[-1], next((step for step in self._told if _cover(chain, step)), None)
+            told = 0.0 if known is None else self._told[known]
+            if known is None:
                 large = [one for one in chain if one.growth >= _WORTH_SAYING]
                 if large and _have_lasted(large) and len(self._told) < _MOST_SAID:
                     self._say(slowdown_sentence(large[-1], world_size))
                     self._told[large[0].first_step] = large[-1].growth if last.last_step is None else 0.0
             elif told and last.last_step is not None:
-                self._told[step] = 0.0
-                if chain is chains[-1]:
+                self._told[known] = 0.0
+                if chain is in_chains[-1]:
                     self._say(f"from step {last.last_step + 1:,} on, steps take as long as before the slowdown")
             elif told and last.growth >= told + _MUCH_WORSE and _have_lasted([last]):
                 self._say(slowdown_sentence(last, world_size))
-                self._told[step] = last.growth
+                self._told[known] = last.growth
 
 
-def _chains(slowdowns: Sequence[StepSlowdown]) -> list[list[StepSlowdown]]:
-    """Group slowdowns that follow each other without a normal step in between."""
-    chains: list[list[StepSlowdown]] = []
-    for one in slowdowns:
-        if chains and chains[-1][-1].last_step == one.first_step - 1:
-            chains[-1].append(one)
-        else:
-            chains.append([one])
-    return chains
+def _cover(slowdowns: Sequence[StepSlowdown], step: int) -> bool:
+    return any(one.first_step <= step <= (inf if one.last_step is None else one.last_step) for one in slowdowns)
 
 
 def _have_lasted(slowdowns: Sequence[StepSlowdown]) -> bool:
     """Return True if the slowdowns lasted longer in total than disturbances by other work on the machine usually do."""
-    if any(one.began_ns is None for one in slowdowns):
-        return True
     now_ns = time.time_ns()
-    took_ns = sum((now_ns if one.ended_ns is None else one.ended_ns) - (one.began_ns or 0) for one in slowdowns)
-    return took_ns >= _LASTING_S * 1e9
+    return sum(duration_ns(one, now_ns) for one in slowdowns) >= LASTING_S * 1e9

@@ -178,10 +178,10 @@ def read_heads(directory: Path, num_steps: int) -> Iterator[PulseHead]:
             yield read_head(directory, rank, num_steps)
 
 
-def read_pulses(directory: Path) -> dict[int, Pulse]:
-    """Return the readable pulses of the first `MOST_COMPARED` ranks."""
+def read_pulses(directory: Path, most: int = MOST_COMPARED) -> dict[int, Pulse]:
+    """Return the readable pulses of the first `most` ranks."""
     found = {}
-    for rank in rundir.pulses_in(directory)[:MOST_COMPARED]:
+    for rank in rundir.pulses_in(directory)[:most]:
         with suppress(OSError, DdpprofError):
             found[rank] = read_pulse(directory, rank)
     return found

@@ -4,6 +4,11 @@ All-reduces synchronize the ranks, so a step takes nearly the same time on each 
 over the ranks. If a step has a flag on one rank, the flag applies to all ranks: while one rank saves a checkpoint, the
 other ranks wait.
 
+If only some steps become longer, for example each third step of a rank with a CPU limit, medians hide the slowdown or
+show only a part of it. A second detector therefore compares means of eight steps. A slowdown that it finds replaces
+those of single steps if it lasts for 20 seconds, and if the mean of its steps differs from their median. Slowdowns that
+follow each other without a normal step in between are one slowdown if they have the same cause on the same ranks.
+
 The size and cause of a slowdown are updated while it lasts, and are final once it has ended. A slowdown is withdrawn if
 the median of all its steps turns out to be hardly above the normal step time, or if normal step times turn out to vary
 by as much as the slowdown.
@@ -16,13 +21,16 @@ because the normal step time before it is unknown.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import groupby
 from math import inf
 from typing import TypeVar
 
 import numpy as np
+from msgspec import structs
 
 from ddpprof.model.pulse import Pulse, PulseSteps, PulseSummaries, StepFlag
 from ddpprof.model.tables import UNKNOWN, Int64Column, rows_of
@@ -37,7 +45,8 @@ from ddpprof.model.whole_run import (
     share_of_rises,
 )
 from ddpprof.monitor.causes import Portrait, RankChange, Reason, at_fault, parts_of, portrait, reason_for
-from ddpprof.monitor.level_shifts import OF_SUMMARIES, Flags, LevelShift, LevelShifts
+from ddpprof.monitor.level_shifts import OF_MEANS, OF_SUMMARIES, TWO_LEVELS, Flags, LevelShift, LevelShifts
+from ddpprof.monitor.whole_run import weighted_median
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,17 +246,15 @@ class SlowdownWatch:
     """Detects the slowdowns of one job. Call `update` often enough that no step is overwritten before it is read."""
 
     def __init__(self) -> None:
-        self._found: list[StepSlowdown] = []
-        """slowdowns found so far, one for each level shift in the detector"""
-        self._detector = LevelShifts()
+        self._of_steps, self._of_means = _Tracker(LevelShifts()), _Tracker(LevelShifts(OF_MEANS), of_means=True)
         self._last_step = -1
-        self._normal: list[Mapping[int, Portrait]] = []
-        """for each slowdown: typical values of each rank before the slowdown"""
+        self._end_ns = 0
 
     @property
     def slowdowns(self) -> tuple[StepSlowdown, ...]:
         """All slowdowns so far, in the order of their steps. The last slowdown may not have ended."""
-        return tuple(one for one, shift in zip(self._found, self._detector.shifts, strict=True) if shift.was_slow)
+        of_means = _at_least(LASTING_S * 1e9, self._of_means.slowdowns, self._end_ns)
+        return joined(self._of_steps.slowdowns, of_means)
 
     def update(self, pulses: Mapping[int, Pulse]) -> None:
         """Process the steps that all ranks have finished since the last call."""
@@ -257,13 +264,44 @@ class SlowdownWatch:
         new = steps.number > self._last_step
         if not new.any():
             return
+        self._last_step, self._end_ns = int(steps.number[-1]), int(steps.start_ns[-1] + steps.length_ns[-1])
+        for tracker in (self._of_steps, self._of_means):
+            tracker.update(steps, new, pulses)
+
+
+class _Tracker:
+    """The slowdowns that one detector finds, with their causes."""
+
+    def __init__(self, detector: LevelShifts, *, of_means: bool = False) -> None:
+        """`of_means`: whether to compare means instead of medians, and to keep only slowdowns in which they differ."""
+        self._detector, self._of_means = detector, of_means
+        self._found: list[StepSlowdown] = []
+        """slowdowns found so far, one for each level shift in the detector"""
+        self._normal: list[Mapping[int, Portrait]] = []
+        """for each slowdown: typical values of each rank before the slowdown"""
+        self._is_uneven: list[bool] = []
+        """for each slowdown: whether the mean of its steps has differed from their median"""
+
+    @property
+    def slowdowns(self) -> list[StepSlowdown]:
+        """Slowdowns that were not withdrawn. A slowdown of means counts if it, or one that it follows, is uneven."""
+        rows = zip(self._found, self._detector.shifts, self._is_uneven, strict=True)
+        found: list[StepSlowdown] = []
+        for one, shift, is_uneven in rows:
+            follows = bool(found) and found[-1].last_step == one.first_step - 1
+            if shift.was_slow and (is_uneven or follows or not self._of_means):
+                found.append(one)
+        return found
+
+    def update(self, steps: JobSteps, new: Flags, pulses: Mapping[int, Pulse]) -> None:
+        """Process the steps in the mask `new`."""
         self._detector.feed(steps.number[new], steps.length_ns[new], steps.is_usual[new])
-        self._last_step = int(steps.number[-1])
         for index, shift in enumerate(self._detector.shifts):
             if index == len(self._found):
                 normal = self._detector.normal_before(shift, steps.number) & steps.is_usual
                 rows = np.flatnonzero(normal)[-_COMPARED_BEFORE:]
-                self._normal.append(portraits(steps.ranks, rows, pulses))
+                self._normal.append(portraits(steps.ranks, rows, pulses, of_means=self._of_means))
+                self._is_uneven.append(False)
                 self._found.append(self._slowdown(index, shift, steps, pulses))
             elif self._found[index].last_step is None:
                 self._found[index] = self._slowdown(index, shift, steps, pulses)
@@ -276,16 +314,108 @@ class SlowdownWatch:
         ended = sorted(range(len(shifts) - 1), key=lambda index: shifts[index].lost_ns)
         kept = sorted([*ended[-_MOST_KEPT // 2 :], len(shifts) - 1])
         self._found, self._normal = [self._found[index] for index in kept], [self._normal[index] for index in kept]
+        self._is_uneven = [self._is_uneven[index] for index in kept]
         shifts[:] = [shifts[index] for index in kept]
 
     def _slowdown(self, index: int, shift: LevelShift, steps: JobSteps, pulses: Mapping[int, Pulse]) -> StepSlowdown:
         slow = shift.holds(steps.number) & (steps.number > shift.first_step) & steps.is_usual
         rows = np.flatnonzero(slow)[-_COMPARED_AFTER:]
-        reason = reason_between(self._normal[index], portraits(steps.ranks, rows, pulses), world_size_of(pulses))
+        after = portraits(steps.ranks, rows, pulses, of_means=self._of_means)
+        reason = reason_between(self._normal[index], after, world_size_of(pulses))
         known = self._found[index] if index < len(self._found) else None
         if known is not None and reason.cause is SlowdownCause.UNKNOWN:
             reason = Reason(known.cause, known.ranks, known.part, known.first_gradient_later_ns)
+        self._is_uneven[index] |= _are_uneven(steps.length_ns[rows])
         return slowdown_of(shift, reason, steps, None if known is None else known.began_ns)
+
+
+def _are_uneven(length_ns: Int64Column) -> bool:
+    """Return True if the mean of the steps differs from their median, and not only because of a few long steps."""
+    each = OF_MEANS.steps_per_value
+    means = length_ns[: len(length_ns) // each * each].reshape(-1, each).mean(axis=1)
+    return len(means) > 0 and bool(abs(np.log(np.median(means) / np.median(length_ns))) >= TWO_LEVELS)
+
+
+LASTING_S = 20.0
+"""slowdowns that last for this many seconds are reported while the job runs"""
+_SHORT_S = 5.0
+"""shorter slowdowns are left out of the report, because other work on the machine may have disturbed the job"""
+_SHORT_SHARE = 0.2
+"""in a run that took few seconds, slowdowns are left out only if they are shorter than this share of the run"""
+
+
+def duration_ns(one: StepSlowdown, end_ns: int) -> float:
+    """Return how long a slowdown lasted or, if it has not ended, how long it had lasted at `end_ns`."""
+    return inf if one.began_ns is None else (end_ns if one.ended_ns is None else one.ended_ns) - one.began_ns
+
+
+def joined(of_steps: Sequence[StepSlowdown], of_means: Sequence[StepSlowdown]) -> tuple[StepSlowdown, ...]:
+    """Join the slowdowns of both detectors. Each slowdown of means replaces the slowdowns of steps that it overlaps."""
+    kept = list(of_steps)
+    for one in of_means:
+        covered = [other for other in kept if _overlap(one, other) and _is_same(one, other)]
+        first = min([one, *covered], key=lambda other: other.first_step)
+        kept = [other for other in kept if other not in covered]
+        kept.append(structs.replace(one, first_step=first.first_step, began_ns=first.began_ns))
+    ordered = sorted(kept, key=lambda other: other.first_step)
+    return tuple(one for chain in chains(ordered) for one in _merged(chain))
+
+
+def _is_same(of_means: StepSlowdown, of_steps: StepSlowdown) -> bool:
+    """Return True if both slowdowns have the same cause, or if the one of steps did not begin long before the other."""
+    causes = [(one.cause, one.ranks) for one in (of_means, of_steps)]
+    return causes[0] == causes[1] or of_steps.first_step > of_means.first_step - of_means.num_steps
+
+
+def chains(slowdowns: Sequence[StepSlowdown]) -> list[list[StepSlowdown]]:
+    """Group slowdowns that follow each other without a normal step in between."""
+    found: list[list[StepSlowdown]] = []
+    for one in slowdowns:
+        if found and found[-1][-1].last_step == one.first_step - 1:
+            found[-1].append(one)
+        else:
+            found.append([one])
+    return found
+
+
+def _merged(chain: Sequence[StepSlowdown]) -> list[StepSlowdown]:
+    """Merge slowdowns in a chain that follow each other and have the same cause on the same ranks."""
+    groups = (list(group) for _, group in groupby(chain, key=lambda one: (one.cause, one.ranks)))
+    return [_as_one(group) for group in groups]
+
+
+def _as_one(parts: Sequence[StepSlowdown]) -> StepSlowdown:
+    if len(parts) == 1:
+        return parts[0]
+    after_ns, num_steps = (np.array([getattr(one, name) for one in parts]) for name in ("after_ns", "num_steps"))
+    return structs.replace(
+        parts[-1],
+        first_step=parts[0].first_step,
+        began_ns=parts[0].began_ns,
+        before_ns=parts[0].before_ns,
+        after_ns=weighted_median(after_ns, num_steps),
+        num_steps=int(num_steps.sum()),
+        part=parts[0].part if len({one.part for one in parts}) == 1 else None,
+    )
+
+
+def lasting(slowdowns: Sequence[StepSlowdown], run: Mapping[int, Pulse] | None = None) -> tuple[StepSlowdown, ...]:
+    """Return the slowdowns that lasted too long to be a short disturbance.
+
+    `run`: pulses of a run that is over; in a short run, shorter slowdowns count.
+    """
+    now_ns, least_ns = time.time_ns(), _SHORT_S * 1e9
+    if run:
+        now_ns = max(max([pulse.state.last_ns, *pulse.steps.start_ns[-1:].tolist()]) for pulse in run.values())
+        took_ns = now_ns - min(pulse.identity.created_ns for pulse in run.values())
+        least_ns = min(least_ns, _SHORT_SHARE * took_ns)
+    return tuple(_at_least(least_ns, slowdowns, now_ns))
+
+
+def _at_least(least_ns: float, slowdowns: Sequence[StepSlowdown], now_ns: int) -> list[StepSlowdown]:
+    """Return the slowdowns that, together with those that follow each other, lasted for at least `least_ns`."""
+    found = (chain for chain in chains(slowdowns) if sum(duration_ns(one, now_ns) for one in chain) >= least_ns)
+    return [one for chain in found for one in chain]
 
 
 def slowdown_of(shift: LevelShift, reason: Reason, steps: JobSteps, began_ns: int | None) -> StepSlowdown:
@@ -310,9 +440,14 @@ def slowdown_of(shift: LevelShift, reason: Reason, steps: JobSteps, began_ns: in
     )
 
 
-def portraits(ranks: Mapping[int, _Rows], rows: np.ndarray, pulses: Mapping[int, Pulse]) -> dict[int, Portrait]:
+def portraits(
+    ranks: Mapping[int, _Rows], rows: np.ndarray, pulses: Mapping[int, Pulse], *, of_means: bool = False
+) -> dict[int, Portrait]:
     """Return the typical values of each rank over the given rows of its steps or summaries."""
-    found = {rank: portrait(rows_of(columns, rows), pulses[rank].samples) for rank, columns in ranks.items()}
+    found = {
+        rank: portrait(rows_of(columns, rows), pulses[rank].samples, of_means=of_means)
+        for rank, columns in ranks.items()
+    }
     return {rank: one for rank, one in found.items() if one is not None}
 
 
@@ -352,7 +487,7 @@ def slowdowns_of_run(pulses: Mapping[int, Pulse]) -> Slowdowns:
         for coarse in slowdowns_of_summaries(pulses)
         if coarse.first_step < first_row or not any(_overlap(coarse, one) for one in found)
     ]
-    return with_pauses(tuple(sorted([*unseen, *found], key=lambda one: one.first_step)), steps)
+    return with_pauses(lasting(sorted([*unseen, *found], key=lambda one: one.first_step), pulses), steps)
 
 
 def with_pauses(slowdowns: tuple[StepSlowdown, ...], steps: JobSteps | None) -> Slowdowns:

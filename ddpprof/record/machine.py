@@ -165,13 +165,21 @@ _MOST_CORES = 64
 
 def queued_ns() -> int:
     """Return the total time, in ns, that threads of this process were runnable but not running."""
-    queued, found = 0, False
+    threads: list[str] = []
     with suppress(OSError):
-        for thread in os.listdir(_PROC / "task")[:_MOST_THREADS]:
-            with suppress(OSError, ValueError, IndexError):  # the thread has ended, or the kernel does not report this
-                queued += int((_PROC / "task" / thread / "schedstat").read_text(encoding="ascii").split()[1])
-                found = True
-    return queued if found else UNKNOWN
+        threads = os.listdir(_PROC / "task")[:_MOST_THREADS]
+    known = [queued for thread in threads if (queued := thread_queued_ns(thread)) != UNKNOWN]
+    return sum(known) if known else UNKNOWN
+
+
+def thread_queued_ns(thread: str) -> int:
+    """Return the total time, in ns, that a thread of this process was runnable but not running.
+
+    `thread`: ID of the thread in the operating system.
+    """
+    with suppress(OSError, ValueError, IndexError):  # the thread has ended, or the kernel does not report this
+        return int((_PROC / "task" / thread / "schedstat").read_text(encoding="ascii").split()[1])
+    return UNKNOWN
 
 
 class Throttling:

@@ -83,6 +83,10 @@ class PulseKeeper:
         evaluation
         """
         self._pulse, self._last_step = pulse, last_step
+        self._training_task = next(
+            (str(one.native_id) for one in threading.enumerate() if one.ident == pulse.training_thread), ""
+        )
+        """ID of the training thread in the operating system"""
         self._warn = warn
         self._copied_steps = pulse.identity.first_step
         self._copied_summaries = self._copied_span = self._copied_samples = 0
@@ -187,6 +191,8 @@ class PulseKeeper:
             machine.major_faults(),
             machine.core_khz(),
             self._training_cpu_ns(),
+            time.process_time_ns(),
+            machine.thread_queued_ns(self._training_task),
         )
         layout.SAMPLES.row.pack_into(self._pulse.memory, layout.SAMPLES.place(self._num_samples), *row)
         self._num_samples += 1

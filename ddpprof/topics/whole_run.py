@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from math import log
 from typing import Any
 
 from ddpprof import rundir
@@ -316,7 +317,7 @@ def _why(slowdown: StepSlowdown, world_size: int) -> str:
     ranks, part = slowdown.ranks, slowdown.part
     who, s = _who(ranks, world_size)
     verb, waits = f"take{s}", f"wait{s}"
-    where = f" {_DOES[part]}" if part is not None else ""
+    where = f" {_DOES[part]}" if part is not None else " in several parts of the step"
     late = ""
     if slowdown.first_gradient_later_ns is not None:
         gradient = "its first gradient comes" if len(ranks) == 1 else "their first gradients come"
@@ -329,9 +330,19 @@ def _why(slowdown: StepSlowdown, world_size: int) -> str:
         SlowdownCause.PROCESSOR: f"{who} {waits} for a free CPU core",
         SlowdownCause.THROTTLED: f"the CPU limit of the control group throttles {who}",
         SlowdownCause.CLOCK: f"the CPU cores of {who} run at a lower clock rate",
+        SlowdownCause.THREAD: _waits_for_thread(ranks, world_size),
         SlowdownCause.PAGING: f"the memory of {who} is paged in from disk",
         SlowdownCause.UNKNOWN: "the cause is unknown",
     }[slowdown.cause]
+
+
+def _waits_for_thread(ranks: Sequence[int], world_size: int) -> str:
+    who, _ = _who(ranks, world_size)
+    threads, processes = ("thread", "its process") if len(ranks) == 1 else ("threads", "their processes")
+    return (
+        f"the training {threads} of {who} wait{'s' if len(ranks) == 1 else ''} for another thread of {processes}, "
+        "probably one that holds Python's GIL"
+    )
 
 
 def _who(ranks: Sequence[int], world_size: int) -> tuple[str, str]:
@@ -358,11 +369,12 @@ def pause_sentence(pause: Pause) -> str:
 def long_steps(run: WholeRun, view: View) -> Iterator[Finding]:
     """Report evaluations, checkpoints or starts of epochs that take much of the run."""
     watched_steps = run.num_steps - run.first_step
+    grows = growth_of(run.usual_stretches) is not None  # the later steps are longer than usual
     for pause in run.pauses:
         share = pause.extra_ns / run.duration_ns if run.duration_ns else 0
         may_be_chance = pause.kind is PauseKind.UNKNOWN and pause.every is None and pause.every_ns is None
         least = _MUCH_OF_CHANCE if may_be_chance else _MUCH
-        is_left_out = pause.kind in (PauseKind.RECORDING, PauseKind.COMPILATION)
+        is_left_out = pause.kind in (PauseKind.RECORDING, PauseKind.COMPILATION) or (may_be_chance and grows)
         if is_left_out or pause.num_steps < _FEW_PAUSES or share < least or watched_steps <= 0:
             continue
         advice, change = _shorter(pause, view)
@@ -438,6 +450,10 @@ class Growth:
     first_ns: int
     last_ns: int
     """median step times in the first and in the last range of steps"""
+    since_step: int | None
+    """number of the step from which on steps grow, approximately; ``None`` if they grow from the start"""
+    duration_ns: int
+    """time from the first to the last range of steps"""
     num_steps: int
     part: str
     """part of the step that grows most, as text"""
@@ -445,30 +461,77 @@ class Growth:
     """how much longer this part takes in the last range than in the first, per step"""
 
     def sentence(self, until: str = "at the end") -> str:
+        before, begin = "at the start", "Steps"
+        if self.since_step is not None:
+            before, begin = "before", f"Since about step {self.since_step:,}, steps"
         return (
-            f"Steps become longer and longer: {in_ms(self.first_ns)} at the start, {in_ms(self.last_ns)} {until}, "
+            f"{begin} become longer and longer: {in_ms(self.first_ns)} {before}, {in_ms(self.last_ns)} {until}, "
             f"mostly because of {self.part} (+{in_ms(self.part_ns)})"
         )
 
 
-def growth_of(stretches: Sequence[Stretch]) -> Growth | None:
-    """Return how step times grow over ranges of steps; ``None`` if they do not, or if there are too few steps."""
-    num_steps = sum(one.num_steps for one in stretches)
-    if len(stretches) < _LEAST_STRETCHES or num_steps < LEAST_STEPS * 2:
-        return None
+def growth_of(stretches: Sequence[Stretch], *, from_start: bool = True) -> Growth | None:
+    """Return how step times grow over all ranges of steps or, if they do not, over as many of the last as possible.
+
+    Returns ``None`` if step times do not grow, or if there are too few steps. `from_start`: whether the first range is
+    the start of the run.
+    """
+    for begin in range(len(stretches) - max(_LEAST_STRETCHES, len(stretches) // 2) + 1):
+        last_ns = stretches[-1].median_ns
+        is_longest = all(last_ns >= _MUCH_LONGER * one.median_ns for one in stretches[:begin])
+        if is_longest and _do_grow(stretches[begin:]):
+            return _growth_over(stretches[begin:], from_start=from_start and begin == 0)
+    return None
+
+
+def _do_grow(stretches: Sequence[Stretch]) -> bool:
+    """Return True if step times rise over these ranges, by much and not by a single jump."""
+    lengths_ns = [one.median_ns for one in stretches]
+    if sum(one.num_steps for one in stretches) < LEAST_STEPS * 2 or min(lengths_ns) <= 0:
+        return False
+    jump = max(log(later / earlier) for earlier, later in zip(lengths_ns, lengths_ns[2:], strict=False))
+    grew = log(lengths_ns[-1] / lengths_ns[0])
+    if grew < log(_MUCH_LONGER) or jump > _MOST_AT_ONCE * grew:
+        return False
+    return share_of_rises(lengths_ns) >= _NEARLY_ALWAYS
+
+
+def _growth_over(stretches: Sequence[Stretch], *, from_start: bool) -> Growth:
     first, last = stretches[0], stretches[-1]
-    rises = share_of_rises([one.median_ns for one in stretches])
-    if rises < _NEARLY_ALWAYS or last.median_ns < _MUCH_LONGER * first.median_ns:
-        return None
+    begins = max(at for at, one in enumerate(stretches) if one.median_ns <= _LITTLE_LONGER * first.median_ns) + 1
     at_start, at_end = _parts(first), _parts(last)
     part = max(at_end, key=lambda name: at_end[name] - at_start[name])
-    return Growth(first.median_ns, last.median_ns, num_steps, part, at_end[part] - at_start[part])
+    return Growth(
+        first_ns=first.median_ns,
+        last_ns=last.median_ns,
+        since_step=None if from_start and begins <= len(stretches) // 4 else stretches[begins].first_step,
+        duration_ns=last.end_ns - first.start_ns,
+        num_steps=sum(one.num_steps for one in stretches),
+        part=part,
+        part_ns=at_end[part] - at_start[part],
+    )
+
+
+def is_explained(growth: Growth, slowdowns: Iterable[StepSlowdown]) -> bool:
+    """Return True if a slowdown that has not ended explains at least half of the growth, on a log scale.
+
+    If the last steps are much longer than the median step of the slowdown, they grow also during the slowdown, unless
+    ranks lack CPU time, which makes step times vary.
+    """
+    return any(
+        one.last_step is None
+        and (
+            ((1 + one.growth) ** 2 >= growth.last_ns / growth.first_ns and growth.last_ns < _MUCH_LONGER * one.after_ns)
+            or (one.cause in _BY_SYSTEM and one.growth >= _MUCH_LONGER - 1)
+        )
+        for one in slowdowns
+    )
 
 
 def growing_steps(run: WholeRun, view: View) -> Iterator[Finding]:
     """Report steps that become longer and longer over the run, because something may grow with the number of steps."""
     growth = growth_of(run.usual_stretches)
-    if growth is None or run.steps is None:
+    if growth is None or run.steps is None or is_explained(growth, run.slowdowns):
         return
     gain_ns = max(0, run.steps.mean_ns - growth.first_ns)
     if not view.worth(gain_ns):
@@ -477,7 +540,7 @@ def growing_steps(run: WholeRun, view: View) -> Iterator[Finding]:
     yield Finding(
         "growing-steps",
         growth.sentence(),
-        f"medians of {len(run.usual_stretches)} ranges of {growth.num_steps:,} steps{memory}",
+        f"medians of ranges of steps, over {count(growth.num_steps, 'step')}{memory}",
         _LOADING_GROWS if growth.part == _DATA else _SOMETHING_GROWS,
         gain_ns,
         may_be_meant=True,
@@ -517,6 +580,10 @@ steps
 """
 _MUCH_LONGER = 1.2
 """growing steps are reported if a step at the end takes at least this many times as long as a step at the start"""
+_LITTLE_LONGER = 1.1
+"""growth has begun when steps take more than this many times as long as before"""
+_MOST_AT_ONCE = 0.75
+"""steps do not grow if more than this share of their growth, on a log scale, happens within three ranges of steps"""
 
 
 def most_grown(ranks: Mapping[int, MemoryGrowth | None]) -> tuple[int, MemoryGrowth] | None:
@@ -568,6 +635,9 @@ def uneven_work(run: WholeRun, view: View) -> Iterator[Finding]:
         return  # threads wait for cores, which takes different times on the ranks
     if growth_of(run.usual_stretches) is not None:
         return  # what grows takes different times on the ranks, too
+    outside = [one for one in run.slowdowns if one.cause in _BY_SYSTEM]
+    if any(_took_ns(one, run) >= _NOTABLE * run.duration_ns for one in outside):
+        return  # ranks that wait for a core, or for another thread, do so in different steps
     share = uneven.lost_ns / steps.mean_ns
     larger = view[INPUT_SIZES] or 0.0
     least = _MUCH_UNEVEN if larger < _LARGER_INPUTS else _LITTLE_UNEVEN
@@ -588,6 +658,7 @@ def uneven_work(run: WholeRun, view: View) -> Iterator[Finding]:
     )
 
 
+_BY_SYSTEM = (SlowdownCause.THROTTLED, SlowdownCause.PROCESSOR, SlowdownCause.THREAD, SlowdownCause.PAGING)
 _MUCH_UNEVEN = 0.1
 """uneven work is reported if it costs at least this share of the step"""
 _LITTLE_UNEVEN = 0.03

@@ -139,7 +139,7 @@ def _samples(memory_bytes: Sequence[int]) -> PulseSamples:
     count = len(memory_bytes)
     unknown = np.full(count, UNKNOWN)
     at = BEGIN_NS + 5 * SECOND * np.arange(count, dtype=np.int64)
-    return PulseSamples(at, np.array(memory_bytes, np.int64), unknown, unknown, unknown, unknown, unknown)
+    return PulseSamples(at, np.array(memory_bytes, np.int64), *[unknown] * (len(dataclasses.fields(PulseSamples)) - 2))
 
 
 def state_of(path: Path) -> PulseState:

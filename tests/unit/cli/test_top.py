@@ -32,6 +32,12 @@ def test_one_view_of_an_ended_run_names_the_report(ended: Path, capsys: pytest.C
     assert lines[-1] == f"All ranks have ended. View the whole run with: ddpprof report {ended}"
 
 
+def test_steps_that_grow_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_pulse(tmp_path, 0, [MadeStep(ms=100 + step) for step in range(300)])
+    assert main(["top", str(tmp_path), "--once"]) == 0
+    assert "Steps become longer and longer: 107 ms at the start, 392 ms now" in capsys.readouterr().out
+
+
 def test_lines_for_a_log_end_with_the_job(ended: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", str(ended), "--every", "60"]) == 0
     line, *_, last = capsys.readouterr().out.splitlines()

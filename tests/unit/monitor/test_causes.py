@@ -184,3 +184,40 @@ def test_a_clock_that_is_known_for_a_part_of_the_time_is_no_cause(known: int) ->
     rates = [3e6 if number == known else None for number in range(2)]
     clocked = RankChange(replace(one.before, core_khz=rates[0]), replace(one.after, core_khz=rates[1]))
     assert reason_for({0: clocked}).cause is SlowdownCause.OWN_TIME
+
+
+SEVERAL = {"forward": 26.0, "backward": 36.0, "optimizer": 7.0}
+"""a rank that needs 15 ms more, in several parts of the step"""
+
+
+@pytest.mark.parametrize(
+    ("after", "per_step", "cause"),
+    [
+        pytest.param(SEVERAL, {"process_cpu_ns": 75}, SlowdownCause.THREAD, id="another-thread"),
+        pytest.param(SEVERAL, {"process_cpu_ns": 75, "queued_ns": 20}, SlowdownCause.THREAD, id="which-has-no-core"),
+        pytest.param(SEVERAL, {"process_cpu_ns": 63, "cpu_ns": 60}, SlowdownCause.OWN_TIME, id="more-work"),
+        pytest.param(SEVERAL, {}, SlowdownCause.OWN_TIME, id="no-thread-runs"),
+        pytest.param(
+            SEVERAL,
+            {"process_cpu_ns": 75, "queued_ns": 14, "training_queued_ns": 14},
+            SlowdownCause.PROCESSOR,
+            id="no-free-core",
+        ),
+        pytest.param({"data": 20.0}, {"process_cpu_ns": 75}, SlowdownCause.DATA, id="threads-load-batches"),
+        pytest.param({"backward": 45.0}, {"process_cpu_ns": 75}, SlowdownCause.OWN_TIME, id="threads-compute"),
+        pytest.param(SEVERAL, {"process_cpu_ns": 75, "throttled_ns": 9}, SlowdownCause.THROTTLED, id="throttled"),
+    ],
+)
+def test_another_thread_holds_up_the_training_thread(
+    after: dict[str, float], per_step: dict[str, float], cause: SlowdownCause
+) -> None:
+    before_ms = {"cpu_ns": 50, "process_cpu_ns": 60}
+    counted = {**before_ms, **per_step}
+    slow = change({}, after, **{name: (before_ms.get(name, 0) * MS, ms * MS) for name, ms in counted.items()})
+    reason = reason_for({0: slow, 1: change({}, {"backward": 45.0, "wait": 25.0})})
+    assert (reason.cause, reason.ranks) == (cause, (0,))
+
+
+def test_no_part_is_named_if_several_take_longer() -> None:
+    reason = reason_for({0: change({}, SEVERAL | {"data": 8.0}), 1: change({}, {"backward": 48.0, "wait": 28.0})})
+    assert reason == Reason(SlowdownCause.OWN_TIME, (0,), None)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ddpprof.monitor.level_shifts import (
+    OF_MEANS,
     OF_SUMMARIES,
     LevelShift,
     LevelShifts,
@@ -223,3 +224,41 @@ def test_a_slow_down_is_found_after_noisy_steps() -> None:
 def test_a_slow_down_to_much_more_than_twice_is_found_whatever_the_noise_before() -> None:
     noisy = [4.0 if step // 40 % 2 else 60.0 for step in range(520)]
     assert found([*noisy, *[400.0] * 60])[-1].last_step is None
+
+
+def of_means(lengths_ms: list[float]) -> list[LevelShift]:
+    detector = LevelShifts(OF_MEANS)
+    lengths = (np.array(lengths_ms) * MS).astype(np.int64)
+    for begin in range(0, len(lengths), 10):
+        part = slice(begin, begin + 10)
+        detector.feed(np.arange(len(lengths))[part], lengths[part], np.ones(len(lengths[part]), bool))
+    return detector.shifts
+
+
+def throttled(num_steps: int) -> list[float]:
+    """Return lengths of steps of which each fifth is much longer."""
+    return [120.0 if step % 5 == 0 else 20.0 for step in range(num_steps)]
+
+
+def test_means_show_a_slow_down_in_which_only_some_steps_are_longer() -> None:
+    lengths_ms = [20.0] * 600 + throttled(300)
+    assert found(lengths_ms) == [], "medians do not show it"
+    (shift,) = of_means([*lengths_ms, *[20.0] * 300])
+    assert abs(shift.first_step - 600) <= 8
+    assert shift.last_step is not None
+    assert abs(shift.last_step - 900) <= 8
+    assert abs(shift.after_ns / shift.before_ns - 2) < 0.1
+    assert abs(shift.num_steps - 300) <= 16
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        pytest.param([60.0] * 300 + [6000.0] + [60.0] * 300, id="one-long-step"),
+        pytest.param(([60.0] * 100 + [900.0]) * 10, id="one-in-a-hundred"),
+        pytest.param([20.0] * 300 + throttled(40) + [20.0] * 300, id="a-burst"),
+        pytest.param(throttled(900), id="always"),
+    ],
+)
+def test_single_long_steps_are_no_slow_down_of_means(lengths: list[float]) -> None:
+    assert of_means(lengths) == []

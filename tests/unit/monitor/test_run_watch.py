@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,14 +11,15 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 from processes import wait_until
-from pulse_files import MadeStep, write_pulse
+from pulse_files import MS, MadeStep, write_pulse
 
 from ddpprof.model.hang import Fault, Hint, Standstill, Verdict
 from ddpprof.model.pulse import Ended
-from ddpprof.model.whole_run import SlowdownCause, StepSlowdown
+from ddpprof.model.whole_run import SlowdownCause, Slowdowns, StepSlowdown
 from ddpprof.monitor import looks, run_watch
 from ddpprof.monitor.hang_detector import Overdue
 from ddpprof.monitor.looks import EndLook, GrowthLook, HangLook, LossLook, SlowdownLook
+from ddpprof.monitor.pulse_files import write_slowdowns
 from ddpprof.monitor.run_watch import RunWatch
 
 
@@ -442,9 +444,51 @@ def test_growing_steps_are_told_when_their_length_doubles(tmp_path: Path) -> Non
         write_pulse(tmp_path, 0, [MadeStep(ms=100 + step / 2, data_ms=step / 2) for step in range(num_steps)])
         look.at(tmp_path, 0.0, is_over=False)
     assert said == [
-        "Steps become longer and longer: 107 ms at the start, 242 ms now, mostly because of waiting for data (+135 ms)",
-        "Steps become longer and longer: 130 ms at the start, 670 ms now, mostly because of waiting for data (+540 ms)",
+        "Steps become longer and longer: 104 ms at the start, 246 ms now, mostly because of waiting for data (+142 ms)",
+        "Steps become longer and longer: 114 ms at the start, 684 ms now, mostly because of waiting for data (+570 ms)",
     ]
+
+
+def told_of(folder: Path, lengths_ms: list[float], every: int = 100, slow: Slowdowns | None = None) -> list[str]:
+    """Return what is said of a job with these steps, while it runs."""
+    said: list[str] = []
+    look = GrowthLook(said.append)
+    if slow is not None:
+        write_slowdowns(folder, slow)
+    for until in range(every, len(lengths_ms) + 1, every):
+        write_pulse(folder, 0, [MadeStep(ms=length) for length in lengths_ms[:until]])
+        look.at(folder, 0.0, is_over=False)
+    return said
+
+
+def test_steps_that_grow_only_lately_are_told(tmp_path: Path) -> None:
+    """They grow from step 2003 on, and take twice as long after 200 more steps."""
+    first, *_ = told_of(tmp_path, [100 + (step % 7) / 10 + max(0, step - 2000) / 2 for step in range(2500)])
+    assert re.match(r"Since about step 2,0\d\d, steps become longer and longer: 10\d ms before, 2[0-4]\d ms now", first)
+
+
+@pytest.mark.parametrize(
+    "lengths_ms",
+    [
+        pytest.param([100 + step % 7 + 60 * (step // 500) for step in range(2000)], id="stairs"),
+        pytest.param([100 + step % 7 + (150 if step >= 700 else 0) for step in range(1400)], id="one-jump"),
+        pytest.param([300 + step % 7 for step in range(300)] + [100 + step / 5 for step in range(700)], id="warm-up"),
+    ],
+)
+def test_steps_that_do_not_grow_more_and_more(lengths_ms: list[float], tmp_path: Path) -> None:
+    assert told_of(tmp_path, lengths_ms) == []
+
+
+def test_growth_that_a_slow_down_explains_is_not_told(tmp_path: Path) -> None:
+    slow_down = structs.replace(slow(1000), before_ns=100 * MS, after_ns=230 * MS)
+    assert told_of(tmp_path, [100 + step / 2 for step in range(300)], slow=Slowdowns((slow_down,))) == []
+
+
+def test_the_launcher_keeps_what_it_said_when_the_means_change_where_a_slow_down_began(launcher: Launcher) -> None:
+    assert launcher.looks(1021, slow(1000, first_step=100)) == [RISE]
+    assert launcher.looks(1031, slow(999, first_step=92)) == []
+    over = "from step 192 on, steps take as long as before the slowdown"
+    assert launcher.looks(1090, slow(999, ended_s=1088, first_step=92)) == [over]
 
 
 def test_growing_memory_is_told_when_it_doubles(tmp_path: Path) -> None:

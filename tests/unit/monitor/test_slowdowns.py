@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import pytest
-from pulses import BEGIN_NS, MS, pulse_of, steps_of, summaries_of, with_noise
+from msgspec import structs
+from pulses import BEGIN_NS, MS, pulse_of, samples_of, steps_of, summaries_of, with_noise
 
 from ddpprof.model.pulse import Pulse, PulseSteps, StepFlag
 from ddpprof.model.tables import rows_of
@@ -17,6 +21,8 @@ from ddpprof.monitor.level_shifts import LevelShift
 from ddpprof.monitor.slowdowns import (
     SlowdownWatch,
     common_steps,
+    joined,
+    lasting,
     pauses_in,
     slowdown_of,
     slowdowns_of_run,
@@ -318,6 +324,110 @@ def test_no_ranks_no_slow_downs() -> None:
     watch.update({})
     watch.update({0: pulse_of(steps_of([]))})
     assert watch.slowdowns == ()
+
+
+def throttled_job(num_normal: int, num_slow: int) -> dict[int, Pulse]:
+    """Return the pulses of a job in which rank 1 is throttled in each fifth step, at the end of the job."""
+    found = {}
+    for rank, row in enumerate(({"backward": 230.0, "wait": 210.0}, {"forward": 220.0})):
+        slow = [row if step % 5 == 0 else {} for step in range(num_slow)]
+        steps = steps_of(with_noise([*[{}] * num_normal, *slow]))
+        throttled_ns = [0.0] * num_normal + [(190 * MS if rank and one else 0) for one in slow]
+        found[rank] = pulse_of(steps, rank, samples_of(steps, throttled_ns=throttled_ns))
+    return found
+
+
+def watched(pulses: Mapping[int, Pulse], every: int = 10) -> tuple[StepSlowdown, ...]:
+    watch = SlowdownWatch()
+    for until in range(every, len(pulses[0].steps) + 1, every):
+        watch.update({rank: replace(one, steps=rows_of(one.steps, slice(0, until))) for rank, one in pulses.items()})
+    return watch.slowdowns
+
+
+def test_steps_of_which_some_are_throttled_are_a_slow_down() -> None:
+    (slow,) = watched(throttled_job(600, 300))
+    assert abs(slow.first_step - 600) <= 8
+    assert (slow.last_step, slow.cause, slow.ranks) == (None, SlowdownCause.THROTTLED, (1,))
+    assert abs(slow.growth - 40 / 60) < 0.05, "each fifth step takes 200 ms longer"
+
+
+def test_means_count_only_if_the_slow_down_lasts() -> None:
+    assert watched(throttled_job(600, 180)) == ()
+
+
+def test_means_that_become_worse_are_still_a_slow_down() -> None:
+    pulses = {}
+    for rank, row in enumerate(({"backward": 230.0, "wait": 210.0}, {"forward": 220.0})):
+        worse = {name: ms + 200 for name, ms in row.items()}
+        slow = [(row if step < 300 else worse) if step % 5 == 0 else {} for step in range(430)]
+        pulses[rank] = pulse_of(steps_of(with_noise([*[{}] * 600, *slow])), rank)
+    (slow_down,) = watched(pulses)
+    assert (slow_down.last_step, slow_down.ranks) == (None, (1,))
+    assert abs(slow_down.first_step - 600) <= 8
+
+
+def slowdown(first_step: int, last_step: int | None, **changes: Any) -> StepSlowdown:
+    """Return a slowdown of steps that take 100 ms from the beginning of the test on."""
+    found = StepSlowdown(
+        first_step=first_step, last_step=last_step, before_ns=100 * MS, after_ns=200 * MS, num_steps=100,
+        began_ns=first_step * 100 * MS, ended_ns=None if last_step is None else (last_step + 1) * 100 * MS,
+        cause=SlowdownCause.OWN_TIME, ranks=(0,), part=StepPart.FORWARD,
+    )  # fmt: skip
+    return structs.replace(found, **changes)
+
+
+def test_slow_downs_that_follow_each_other_with_the_same_cause_are_one() -> None:
+    first = slowdown(100, 199)
+    second = slowdown(200, 499, after_ns=400 * MS, num_steps=300, part=StepPart.BACKWARD)
+    other = slowdown(500, None, cause=SlowdownCause.LINK)
+    (one, last) = joined([first, second, other], [])
+    assert (one.first_step, one.last_step, one.after_ns, one.num_steps) == (100, 499, 400 * MS, 400)
+    assert one.part is None, "it is not the same"
+    assert last == other
+    assert joined([first, slowdown(210, 499)], []) == (first, slowdown(210, 499)), "there are normal steps in between"
+
+
+@pytest.mark.parametrize(
+    ("of_steps", "first_steps"),
+    [
+        pytest.param([slowdown(300, 349), slowdown(370, 400)], [300], id="within"),
+        pytest.param([slowdown(280, None, cause=SlowdownCause.LINK)], [280], id="shortly-before"),
+        pytest.param([slowdown(100, None, cause=SlowdownCause.LINK)], [100, 300], id="another-long-before"),
+        pytest.param([slowdown(100, None)], [100], id="the-same-long-before"),
+        pytest.param([slowdown(100, 199)], [100, 300], id="over"),
+    ],
+)
+def test_a_slow_down_of_means_replaces_those_of_steps(of_steps: list[StepSlowdown], first_steps: list[int]) -> None:
+    found = joined(of_steps, [slowdown(300, None, after_ns=300 * MS)])
+    assert [one.first_step for one in found] == first_steps
+    assert found[-1].after_ns == 300 * MS
+
+
+@pytest.mark.parametrize(
+    ("num_slow", "num_steps", "num_found"),
+    [
+        pytest.param(40, 1000, 0, id="short"),
+        pytest.param(60, 1000, 1, id="long"),
+        pytest.param(40, 150, 1, id="much-of-a-short-run"),
+        pytest.param(20, 150, 0, id="little-of-a-short-run"),
+    ],
+)
+def test_short_disturbances_are_no_slow_downs_of_a_run(num_slow: int, num_steps: int, num_found: int) -> None:
+    steps = steps_of([{"other": 41.0}] * num_steps)
+    pulse = pulse_of(steps)
+    begin_ns = pulse.identity.created_ns
+    short = slowdown(50, 49 + num_slow, began_ns=begin_ns, ended_ns=begin_ns + num_slow * 100 * MS)
+    assert len(lasting([short], {0: pulse})) == num_found
+
+
+def test_a_rank_without_steps_has_no_slow_downs() -> None:
+    assert lasting([], {0: pulse_of(steps_of([]))}) == ()
+
+
+def test_short_disturbances_of_a_running_job_are_no_slow_downs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time_ns", lambda: 1000 * 100 * MS)
+    assert lasting([slowdown(950, None)]) == lasting([slowdown(900, 949), slowdown(950, None)])[1:] != ()
+    assert lasting([slowdown(960, None)]) == ()
 
 
 def test_of_very_many_those_stay_that_cost_most(monkeypatch: pytest.MonkeyPatch) -> None:

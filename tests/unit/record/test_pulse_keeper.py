@@ -126,6 +126,16 @@ def test_a_pulse_of_another_version_is_left_to_it(tmp_path: Path) -> None:
         left.unlink()
 
 
+def test_a_sample_tells_the_training_thread_from_other_threads(pulse: PulseWriter) -> None:
+    keeper = keep(pulse)
+    keeper._sample()
+    samples = decoded(pulse).samples
+    assert samples.process_cpu_ns[-1] > samples.cpu_ns[-1] > 0
+    of_all, of_training = samples.queued_ns[-1], samples.training_queued_ns[-1]
+    assert of_all == of_training == UNKNOWN or of_all >= of_training >= 0, "the system may not report it"
+    keeper.close()
+
+
 def test_an_overdue_backward_pass_has_a_bucket(
     pulse: PulseWriter, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

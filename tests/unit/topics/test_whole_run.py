@@ -42,8 +42,11 @@ from ddpprof.report import LightStepReport, Report
 from ddpprof.topics.data import INPUT_SIZES
 from ddpprof.topics.script_code import SCRIPT_CODE, CodeLine, RankCode
 from ddpprof.topics.whole_run import (
+    Growth,
     growing_memory,
     growing_steps,
+    growth_of,
+    is_explained,
     long_steps,
     pause_sentence,
     slowdown_sentence,
@@ -221,6 +224,42 @@ def test_steps_that_become_longer_and_longer(lengths_ms: list[float], found: boo
         assert findings[0].gain_ns == pytest.approx(54 * MS, abs=MS), (
             "the mean of 159.5 ms, without the 105 at the start"
         )
+
+
+def growth_in(folder: Path, lengths_ms: Sequence[float]) -> Growth | None:
+    write_pulse(folder, 0, [MadeStep(ms=length) for length in lengths_ms])
+    return growth_of(whole_run_of_rank(0, read_pulse(folder, 0), with_course=True).stretches)
+
+
+def test_steps_that_become_longer_from_the_middle_of_the_run_on(tmp_path: Path) -> None:
+    growth = growth_in(tmp_path, [100 + max(0, step - 210) for step in range(400)])
+    assert growth is not None
+    assert growth.since_step is not None
+    assert abs(growth.since_step - 213) <= 40
+    assert growth.sentence().startswith(f"Since about step {growth.since_step}, steps become longer and longer: 100 ms")
+
+
+@pytest.mark.parametrize(
+    "lengths_ms",
+    [
+        pytest.param([100 + step / 100 for step in range(200)] + [200 + step / 100 for step in range(200)], id="jump"),
+        pytest.param([100 + step % 200 for step in range(390)], id="in-each-epoch"),
+        pytest.param([100] * 330 + [100 + 2 * step for step in range(70)], id="only-in-the-last-two-ranges"),
+    ],
+)
+def test_what_is_no_growth(lengths_ms: list[float], tmp_path: Path) -> None:
+    assert growth_in(tmp_path, lengths_ms) is None
+
+
+def test_a_growth_that_a_slow_down_explains_is_not_reported_again(tmp_path: Path) -> None:
+    growth = growth_in(tmp_path, [100 + step for step in range(400)])
+    assert growth is not None
+    slow = msgspec.structs.replace(SLOW, before_ns=100 * MS, after_ns=450 * MS, last_step=None)
+    assert is_explained(growth, [slow])
+    assert not is_explained(growth, [msgspec.structs.replace(slow, before_ns=300 * MS)])
+    assert not is_explained(growth, [msgspec.structs.replace(slow, after_ns=350 * MS)]), "steps still grow"
+    assert is_explained(growth, [msgspec.structs.replace(slow, after_ns=350 * MS, cause=SlowdownCause.THREAD)])
+    assert not is_explained(growth, [msgspec.structs.replace(slow, last_step=300)])
 
 
 def test_what_is_advised_on_growing_steps_depends_on_what_grows(tmp_path: Path) -> None:
@@ -428,6 +467,23 @@ SLOW = StepSlowdown(4200, None, 61 * MS, 72 * MS, 40, None, None, SlowdownCause.
             "first gradients come 9.00 ms later",
             id="late-gradients",
         ),
+        pytest.param(
+            {"part": None},
+            "since step 4,200, steps take 18% longer, 61.0 → 72.0 ms: rank 3 takes longer in several parts of the step",
+            id="several-parts",
+        ),
+        pytest.param(
+            {"cause": SlowdownCause.THREAD, "part": None},
+            "since step 4,200, steps take 18% longer, 61.0 → 72.0 ms: the training thread of rank 3 waits for another "
+            "thread of its process, probably one that holds Python's GIL",
+            id="another-thread",
+        ),
+        pytest.param(
+            {"cause": SlowdownCause.THREAD, "part": None, "ranks": (0, 3)},
+            "since step 4,200, steps take 18% longer, 61.0 → 72.0 ms: the training threads of ranks 0, 3 wait for "
+            "another thread of their processes, probably one that holds Python's GIL",
+            id="other-threads",
+        ),
     ],
 )
 def test_a_slow_down_is_one_sentence(changes: dict[str, object], sentence: str) -> None:
@@ -609,6 +665,15 @@ def test_ranks_that_take_turns_at_being_late(
     assert len(found) == is_found
     assert all(("30% larger" in one.evidence) is (larger is not None) for one in found)
     assert all(one.gain_ns == uneven.lost_ns for one in found if uneven is not None)
+
+
+@pytest.mark.parametrize(
+    ("cause", "is_found"), [(SlowdownCause.THROTTLED, False), (SlowdownCause.THREAD, False), (SlowdownCause.LINK, True)]
+)
+def test_ranks_that_lack_a_core_do_not_take_turns(cause: SlowdownCause, is_found: bool, tmp_path: Path) -> None:
+    slow_down = msgspec.structs.replace(SLOW, first_step=20, cause=cause)
+    run = replace(whole_run_of(two_ranks(tmp_path)), uneven=UnevenWork(15 * MS, 100, 0.5), slowdowns=(slow_down,))
+    assert bool(list(uneven_work(run, View(2, 125 * MS)))) is is_found
 
 
 @pytest.mark.parametrize(
