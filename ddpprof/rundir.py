@@ -30,7 +30,7 @@ import json
 import os
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -238,8 +238,11 @@ def write_json(path: Path, content: dict[str, Any] | list[Any]) -> None:
     own_files.write_whole(path, json.dumps(content).encode())
 
 
-def remove_run(directory: Path) -> None:
-    """Delete the files of an earlier run, including its attempts and captures. Other files in the folder are kept."""
+def remove_run(directory: Path, keep: Collection[str] = ()) -> None:
+    """Delete the files of an earlier run, including its attempts and captures. Other files in the folder are kept.
+
+    `keep`: names of files of the run that are kept, too.
+    """
     for part in (*attempts_in(directory).values(), *captures_in(directory).values()):
         if isinstance(part, Path) and part != directory:
             remove_run(part)
@@ -248,7 +251,7 @@ def remove_run(directory: Path) -> None:
     _remove_files(directory / BOARD_DIRECTORY, _NOTE.match)
     remove_tensorboard(directory / TENSORBOARD_DIRECTORY)
     for name in os.listdir(directory):
-        if _is_of_run(name) or _is_of_run(own_files.name_of_part(name) or ""):
+        if name not in keep and (_is_of_run(name) or _is_of_run(own_files.name_of_part(name) or "")):
             own_files.remove_file(directory / name)
 
 

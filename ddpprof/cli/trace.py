@@ -269,7 +269,7 @@ def nothing_recorded(attempted: Sequence[Path], name: str, failed: bool = False,
     if failed and not any(map(rundir.is_run, attempted)):
         why = "the job failed, and had trained no DistributedDataParallel module"
     elif failed:
-        why = "the job failed during its first steps, which are not recorded (--skip-first)"
+        why = "the job failed during its first steps, which are not recorded"
     elif any(map(rundir.is_run, attempted)):
         why = (
             "training with DistributedDataParallel ended within the first steps, which are not recorded (--skip-first)"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ddpprof import rundir
 from ddpprof.load.record import load_exits
-from ddpprof.model import ProcessExit
+from ddpprof.model import ProcessExit, Record
 from ddpprof.model.hang import Fault, Standstill, Verdict
 from ddpprof.model.json_files import ended_well, last_exit_of_job
 from ddpprof.model.overdue import Wait, collective_of, is_of_ddp, place_of_user
@@ -543,11 +543,12 @@ def examine(directory: Path, detector: HangDetector | None = None, missed_s: flo
 
 def _examine_end(directory: Path, evidence: tuple[RankEvidence, ...]) -> Examination | None:
     """Return the result for a job that has ended; ``None`` if it is running."""
-    if not evidence:  # it may have failed before its ranks had pulses
-        records = (record_of(directory, rank) for rank in rundir.ranks_in(directory))
-        early = judge_records([one for one in records if one is not None], load_exits(directory))
-        return Examination(early, is_over=True)
-    job = last_exit_of_job(load_exits(directory))
+    exits, known = load_exits(directory), {one.rank for one in evidence}
+    if not evidence or not known.issuperset(_failed_in(exits)):  # a rank may have failed before it had a pulse
+        early = judge_records(_records_in(directory), exits)
+        if not evidence or early is not None:
+            return Examination(early, evidence=evidence, is_over=True)
+    job = last_exit_of_job(exits)
     was_interrupted = job is not None and job.interrupted
     is_over = all(one.has_ended or one.is_dead or (was_interrupted and _is_left(one, job)) for one in evidence)
     some_died = any(one.is_dead for one in evidence)
@@ -560,6 +561,16 @@ def _examine_end(directory: Path, evidence: tuple[RankEvidence, ...]) -> Examina
     if lingers is None and not is_over:
         return None
     return Examination(lingers, evidence=evidence, is_over=is_over, was_interrupted=was_interrupted)
+
+
+def _failed_in(exits: Sequence[ProcessExit]) -> set[int]:
+    """Return the ranks whose processes are known to have failed."""
+    return {one.rank for one in exits if one.rank is not None and one.exit_code}
+
+
+def _records_in(directory: Path) -> list[Record]:
+    records = (record_of(directory, rank) for rank in rundir.ranks_in(directory))
+    return [one for one in records if one is not None]
 
 
 def _failed_before(evidence: Sequence[RankEvidence]) -> bool:

@@ -99,7 +99,7 @@ def pauses_in(steps: JobSteps, slowdowns: Sequence[StepSlowdown] = ()) -> tuple[
     Steps of `slowdowns` that are long for an unknown reason are not counted again.
 
     If saving is less than half of the additional time of a step, or if the step also has an evaluation, only the time
-    spent saving counts as saving.
+    spent saving counts as saving. In a step that begins an epoch, only waiting for data counts as the beginning.
     """
     if not steps.is_usual.any():
         return ()
@@ -117,13 +117,18 @@ def pauses_in(steps: JobSteps, slowdowns: Sequence[StepSlowdown] = ()) -> tuple[
     for flag, kind in _KINDS:
         mine = left & ((steps.flags & int(flag)) != 0)
         left &= ~mine
-        if mine.any():
+        if kind is PauseKind.EPOCH:
+            waiting_ns = _additional_waiting_for_data(steps, left_ns)
+            if waiting_ns[mine].any():
+                pauses.append(Pause(kind, int(mine.sum()), int(waiting_ns[mine].sum())))
+            left_ns, left = np.where(mine, left_ns - waiting_ns, left_ns), left | mine
+        elif mine.any():
             extra_ns = int(left_ns[mine].sum())
             evaluates = kind is PauseKind.EVALUATION
             where = _where_longer(steps, mine, extra_ns) if evaluates else (None, ())
             grows_ns = _growth(left_ns[mine]) if evaluates else None
             pauses.append(Pause(kind, int(mine.sum()), extra_ns, None, *where, grows_ns=grows_ns))
-    long = left & ((steps.flags & ~int(StepFlag.SAVED)) == 0) & (left_ns > (_LONG - 1) * normal_ns)
+    long = left & ((steps.flags & ~_UNEXPLAINED) == 0) & (left_ns > (_LONG - 1) * normal_ns)
     for one in slowdowns:
         long &= (steps.number < one.first_step) | (steps.number > (inf if one.last_step is None else one.last_step))
     if long.any():
@@ -132,6 +137,18 @@ def pauses_in(steps: JobSteps, slowdowns: Sequence[StepSlowdown] = ()) -> tuple[
         every_ns = _regular_time(steps, long, normal_ns) if every is None else None
         pauses.append(Pause(PauseKind.UNKNOWN, int(long.sum()), extra_ns, every, part, ranks, every_ns=every_ns))
     return tuple(pauses)
+
+
+_UNEXPLAINED = int(StepFlag.SAVED | StepFlag.BEGAN_EPOCH | StepFlag.RAN_OUT)
+"""flags of steps that may be long for a further, unknown reason"""
+
+
+def _additional_waiting_for_data(steps: JobSteps, most_ns: Int64Column) -> Int64Column:
+    """Return how much longer than usual each step waits for data on the rank that waits longest, up to `most_ns`."""
+    waiting_ns = np.max([rank.data_ns for rank in steps.ranks.values()], axis=0)
+    usual_ns = int(np.median(waiting_ns[steps.is_usual]))
+    longer_ns: Int64Column = np.minimum(most_ns, np.maximum(waiting_ns - usual_ns, 0))
+    return longer_ns
 
 
 def _growth(pauses_ns: Int64Column) -> tuple[int, int] | None:

@@ -116,10 +116,21 @@ def open_run(settings: Settings, run_id: str, world_size: int) -> Path:
     else:
         _refuse_second_job(directory, settings.launched_unix_s)
         refuse_earlier_run(directory, settings.force)
-        rundir.remove_run(directory)
+        rundir.remove_run(directory, _exits_of_this_job(directory, settings.launched_unix_s))
     about = _about_whole_run(settings, run_id, world_size)
     _write(directory, structs.replace(about, attempt=attempt, elastic=torchrun_job(settings)))
     return directory
+
+
+def _exits_of_this_job(directory: Path, launched_unix_s: float | None) -> tuple[str, ...]:
+    """Return the name of the file with the ends of processes if a rank of this job has already written to it.
+
+    The rank has failed before it had a DDP module.
+    """
+    with suppress(OSError):
+        if launched_unix_s is not None and (directory / rundir.EXITS_FILE).stat().st_mtime >= launched_unix_s:
+            return (rundir.EXITS_FILE,)
+    return ()
 
 
 def open_capture(directory: Path, settings: Settings, run_id: str, world_size: int) -> None:

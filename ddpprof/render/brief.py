@@ -7,7 +7,7 @@ changes. `render/json.py` writes the complete report. Times are in ns.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -15,11 +15,12 @@ import msgspec
 from ddpprof.comparison import Comparison, SettingChange
 from ddpprof.comparison.gate import ConditionVerdict, GateResult
 from ddpprof.engine.finding import Change, Finding
-from ddpprof.layout import clean
+from ddpprof.layout import Line, clean
 from ddpprof.model.json_files import Measured
 from ddpprof.render.sections.overview import change_sentence, longer_recording, verdict
 from ddpprof.report import Report
 from ddpprof.topics.steps.view import mean_parts
+from ddpprof.topics.whole_run import whole_run_line
 
 MOST_BYTES = 4096
 BRIEF_FORMAT = 1
@@ -123,7 +124,7 @@ def brief_report(report: Report, paths: Sequence[str]) -> Brief:
         format=BRIEF_FORMAT,
         ddpprof=report.ddpprof,
         run=clean(run, most=_LONGEST),
-        verdict=clean(f"{verdict(report).text} {change_sentence(report)}".strip(), most=_LONGEST),
+        verdict=clean(" ".join(_verdict(report)), most=_LONGEST_ADVICE),
         step_ns=report.step_ns,
         parts=mean_parts(report),
         num_noise=len(report.findings) - len(beyond),
@@ -133,6 +134,15 @@ def brief_report(report: Report, paths: Sequence[str]) -> Brief:
     texts = [_finding(number, one, report, run if can_run else None) for number, one in beyond[:_MOST_FINDINGS]]
     whole = _filled(made, texts, len(beyond))
     return whole if whole.findings else _filled(msgspec.structs.replace(made, parts={}), texts, len(beyond))
+
+
+def _verdict(report: Report) -> Iterator[str]:
+    """Yield the sentences of the verdict, and the largest slowdown of the run, if it is notable."""
+    yield verdict(report).text
+    for line in whole_run_line(report.whole_run, report.step_ns):
+        if isinstance(line, Line) and line.is_warning:
+            yield line.text
+    yield from filter(None, [change_sentence(report)])
 
 
 def _filled(brief: Brief, findings: Sequence[BriefFinding], number: int) -> Brief:

@@ -186,14 +186,12 @@ def standstill_line(found: Standstill) -> str:
         )
     who = f"; {ranks_in_words(found.waiting)} {'waits' if len(found.waiting) == 1 else 'wait'} for it"
     if found.waits_for is None or found.rank is None:
+        takes = f"step {found.step or 0:,} has taken {found.waited_s:.0f} s so far"
         if found.place is None:
-            return (
-                f"step {found.step or 0:,} takes longer than usual, but the job is busy (saving, evaluating or "
-                "computing), or has just resumed"
-            )
+            return f"{takes}, but a rank saves, evaluates, computes or starts slowly, or has just resumed"
         return (
-            f"step {found.step or 0:,} takes longer than usual, but rank {found.rank} saves, evaluates or computes"
-            f"{at}, or has just resumed{who if found.waiting else ''}"
+            f"{takes}, but rank {found.rank} saves, evaluates or computes{at}, or has just resumed"
+            f"{who if found.waiting else ''}"
         )
     limit = f". ddpprof reports this as a hang only after {found.hangs_after_s:.0f} s" if found.hangs_after_s else ""
     return (

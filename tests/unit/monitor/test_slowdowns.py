@@ -56,7 +56,7 @@ def test_each_kind_of_pause_is_counted() -> None:
         {},
         {"other": 31.0, "flags": StepFlag.EVALUATED | StepFlag.BEGAN_EPOCH},
         {},
-        {"other": 11.0, "flags": StepFlag.BEGAN_EPOCH},
+        {"data": 15.0, "flags": StepFlag.BEGAN_EPOCH},
         {"other": 1.0, "save": 50.0, "evaluation": 150.0, "flags": StepFlag.SAVED | StepFlag.EVALUATED},
         {"other": 1.0, "save": 4.0, "flags": StepFlag.SAVED | StepFlag.BEGAN_EPOCH},
     ]
@@ -75,10 +75,9 @@ def test_what_takes_long_after_a_checkpoint_does_not_count_for_it() -> None:
     rows = [{}, {**saves, "flags": StepFlag.SAVED | StepFlag.RAN_OUT}, {}, saves, {}]
     steps = common_steps({0: steps_of(rows)})
     assert steps is not None
-    saving, epoch, unknown = pauses_in(steps)
+    saving, unknown = pauses_in(steps)
     assert saving == Pause(PauseKind.SAVE, 2, 20 * MS, ranks=(0,))
-    assert epoch == Pause(PauseKind.EPOCH, 1, 100 * MS)
-    assert (unknown.kind, unknown.num_steps, unknown.extra_ns) == (PauseKind.UNKNOWN, 1, 100 * MS)
+    assert (unknown.kind, unknown.num_steps, unknown.extra_ns) == (PauseKind.UNKNOWN, 2, 200 * MS)
 
 
 @pytest.mark.parametrize(("last_step", "num_left"), [(None, 1), (8, 2), (6, 4)])
@@ -131,7 +130,7 @@ def test_what_the_rank_that_saves_longest_takes_counts_for_the_checkpoint() -> N
 
 def test_the_last_and_the_first_step_of_epochs_are_one_kind_of_pause() -> None:
     """A loader that has run out joins its workers, and starts new ones for the next epoch."""
-    rows = [{}, {"other": 31.0, "flags": StepFlag.RAN_OUT}, {"other": 51.0, "flags": StepFlag.BEGAN_EPOCH}, {}]
+    rows = [{}, {"data": 35.0, "flags": StepFlag.RAN_OUT}, {"data": 55.0, "flags": StepFlag.BEGAN_EPOCH}, {}]
     steps = common_steps({0: steps_of(rows)})
     assert steps is not None
     assert pauses_in(steps) == (Pause(PauseKind.EPOCH, 2, 80 * MS),)
@@ -228,10 +227,22 @@ def test_where_uneven_work_is_unknown(ranks: list[list[dict[str, float]]]) -> No
 
 
 def test_recording_and_the_end_of_an_epoch_are_pauses() -> None:
-    rows = [{}, {"other": 8.0, "flags": StepFlag.RECORDED}, {"other": 4.0, "flags": StepFlag.RAN_OUT}]
+    rows = [{}, {"other": 8.0, "flags": StepFlag.RECORDED}, {"data": 8.0, "flags": StepFlag.RAN_OUT}]
     steps = common_steps({0: steps_of(rows)})
     assert steps is not None
     assert pauses_in(steps) == (Pause(PauseKind.RECORDING, 1, 7 * MS), Pause(PauseKind.EPOCH, 1, 3 * MS))
+
+
+def test_what_runs_between_two_epochs_is_not_the_beginning_of_an_epoch() -> None:
+    """Such as an evaluation that calls neither the DDP module nor a loader."""
+    rows = [{}, {}, {"other": 101.0, "data": 35.0, "flags": StepFlag.BEGAN_EPOCH}, {}, {}]
+    steps = common_steps({0: steps_of(rows)})
+    assert steps is not None
+    epoch, unknown = pauses_in(steps)
+    assert epoch == Pause(PauseKind.EPOCH, 1, 30 * MS)
+    assert (unknown.kind, unknown.extra_ns, unknown.part, unknown.ranks) == (
+        PauseKind.UNKNOWN, 100 * MS, StepPart.OTHER, (0,),
+    )  # fmt: skip
 
 
 def test_compilation_in_a_recorded_step_counts_as_compilation() -> None:

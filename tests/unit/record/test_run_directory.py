@@ -230,3 +230,14 @@ def test_a_launcher_inside_a_restarted_job_does_not_refuse(tmp_path: Path, monke
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     assert not is_restart(out, settings(out))
     assert is_restart(recorded(tmp_path / "other"), settings(tmp_path / "other")), "a change of nodes is no restart"
+
+
+@pytest.mark.parametrize(("after_s", "is_kept"), [(-5.0, False), (5.0, True), (None, False)])
+def test_the_end_of_a_rank_that_failed_before_the_run_was_created_is_kept(
+    after_s: float | None, is_kept: bool, tmp_path: Path
+) -> None:
+    ends = tmp_path / rundir.EXITS_FILE
+    ends.write_text('{"rank": 1, "exit_code": 1}\n')
+    launched_s = None if after_s is None else ends.stat().st_mtime - after_s
+    open_run(Settings(str(tmp_path), launched_unix_s=launched_s), "id", 2)
+    assert ends.exists() is is_kept

@@ -237,10 +237,10 @@ def test_all_ranks_are_stopped() -> None:
 
 
 def test_a_job_that_stands_still_on_purpose() -> None:
-    assert standstill_line(Standstill(8.0, step=7)).startswith("step 7 takes longer than usual, but the job is busy")
+    assert standstill_line(Standstill(8.0, step=7)).startswith("step 7 has taken 8 s so far, but a rank saves,")
     saves = Standstill(8.0, rank=0, step=7, place="train.py:3 in save", waiting=(1,))
     assert standstill_line(saves) == (
-        "step 7 takes longer than usual, but rank 0 saves, evaluates or computes at train.py:3 in save, or has just "
+        "step 7 has taken 8 s so far, but rank 0 saves, evaluates or computes at train.py:3 in save, or has just "
         "resumed; rank 1 waits for it"
     )
     debugged = Standstill(70.0, rank=1, waits_for="user input in a debugger", place="a.py:1 in f", waiting=(0, 2))

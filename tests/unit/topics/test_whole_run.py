@@ -33,6 +33,7 @@ from ddpprof.model.whole_run import (
 )
 from ddpprof.monitor.pulse_files import read_pulse
 from ddpprof.monitor.whole_run import whole_run, whole_run_of_rank
+from ddpprof.render.brief import brief_report
 from ddpprof.render.html.charts import whole_run_chart
 from ddpprof.render.html.report_page import report_page
 from ddpprof.render.json import read_report, render_json
@@ -408,6 +409,7 @@ def test_the_first_screen_tells_of_a_hang_and_of_the_largest_slow_down(whole: Re
         "More: --section whole-run"
     ) in said
     assert any(line.startswith("The slowdown: since step 120") for line in said)
+    assert "The slowdown: since step 120" in brief_report(report(whole_run=known), ["run"]).verdict
 
 
 def test_the_page_has_it(whole: Report) -> None:
