@@ -200,14 +200,14 @@ class _BeforeDdp:
     """Watches a rank from the creation of its process group to the construction of its first DDP module."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        self._settings, self._process = settings, 0
         self._changing, self._is_over = threading.Lock(), threading.Event()
         self._early: Early | None = None
 
     def begin(self) -> None:
         """Begin to watch this thread."""
         with suppress(Exception):  # the script must continue
-            me = threading.get_ident()
+            self._process, me = os.getpid(), threading.get_ident()
             arguments = (me, time.pthread_getcpuclockid(me))
             threading.Thread(target=self._run, args=arguments, name="ddpprof-before-ddp", daemon=True).start()
             multiprocessing.util.Finalize(None, self._end, exitpriority=100)
@@ -230,6 +230,8 @@ class _BeforeDdp:
             return early
 
     def _end(self) -> None:
+        if os.getpid() != self._process:  # in a forked child, in which the lock may never be released
+            return
         early = self.hand_over()
         if early is not None:
             with suppress(Exception):  # the process is already ending

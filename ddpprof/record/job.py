@@ -125,8 +125,8 @@ def note_exit(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``sys.exit``, because Python discards its exception before the process exits."""
 
     def leave(status: Any = None, /) -> Any:
-        if status not in (None, 0):
-            with suppress(Exception):
+        with suppress(Exception):  # for example, a status may not be comparable
+            if status not in (None, 0):
                 frames = frames_of(traceback.walk_stack(sys._getframe(1)))[::-1]
                 said = without_secrets(" ".join(str(status).split())[:_MOST_WORDS])
                 _last_exit.update(exit_message=said, exit_place=_text(place_of_user(frames)))
@@ -472,11 +472,9 @@ class JobRank:
     def find_run(self, may_lead: bool) -> Path | None:
         """Return the run directory before the ranks have agreed on it, or ``None`` if it does not exist yet.
 
-        This is for ranks that make no progress, and is called outside the training thread. `may_lead`: whether this
-        rank may create the run directory. Raises ``OSError`` and ``RuntimeError``.
+        This is for ranks that make no progress, and is called outside the training thread. There must be a process
+        group. `may_lead`: whether this rank may create the run directory. Raises ``OSError`` and ``RuntimeError``.
         """
-        if not (dist.is_available() and dist.is_initialized()):
-            return None
         agreement = self._agreement_in(range(dist.get_world_size()))
         if not agreement.is_possible():
             return None

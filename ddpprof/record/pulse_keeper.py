@@ -368,7 +368,9 @@ class FirstSteps:
 
     def _look_for_run(self, waited_s: float) -> None:
         job, notes = self._job, self._notes
-        may_lead = int(os.environ.get("RANK", "0")) == 0 or (waited_s > _LEADS_AFTER_S and _is_one_host(os.environ))
+        if not (dist.is_available() and dist.is_initialized()):
+            return
+        may_lead = dist.get_rank() == 0 or (waited_s > _LEADS_AFTER_S and _is_one_host(os.environ))
         directory = job.find_run(may_lead)
         if directory is None:
             return

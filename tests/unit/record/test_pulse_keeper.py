@@ -347,7 +347,8 @@ class Launched:
 @pytest.fixture
 def first_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FirstSteps, Launched]]:
     monkeypatch.setattr("ddpprof.record.pulse_keeper._FIRST_ROUND_S", 0.01)
-    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
+    for name, value in (("is_initialized", True), ("get_rank", 0), ("get_backend", "gloo")):
+        monkeypatch.setattr(dist, name, lambda value=value: value)
     job: Any = Launched(tmp_path)
     notes: Any = SimpleNamespace(modules=[], is_evaluating=lambda: False)
     me = threading.get_ident()
