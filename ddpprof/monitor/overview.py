@@ -36,6 +36,8 @@ second
 class Standing(StrEnum):
     """The state of a rank."""
 
+    STARTING = "starting"
+    """the rank has finished no step and has not begun a backward pass"""
     TRAINING = "training"
     WAITS = "waits"
     """the rank waits for other ranks: it has been in the backward pass for longer than its own computation usually
@@ -56,7 +58,7 @@ class Standing(StrEnum):
     @property
     def is_over(self) -> bool:
         """Whether no further reports of the rank are expected."""
-        return self not in (Standing.TRAINING, Standing.WAITS, Standing.NO_SIGN)
+        return self not in (Standing.STARTING, Standing.TRAINING, Standing.WAITS, Standing.NO_SIGN)
 
     @property
     def is_trouble(self) -> bool:
@@ -145,6 +147,8 @@ def _standing(head: PulseHead, usual: PulseSteps, now_ns: int) -> Standing:
         return Standing.GONE
     if is_silent(head.identity, head.state, now_ns):
         return Standing.NO_SIGN
+    if head.state.step == head.state.num_passes == 0:
+        return Standing.STARTING
     return Standing.WAITS if _waits(head, usual, now_ns) else Standing.TRAINING
 
 

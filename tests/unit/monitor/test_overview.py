@@ -45,6 +45,7 @@ def test_own_time_is_that_of_the_steps_that_know_their_waiting(tmp_path: Path) -
     ("state", "late_ns", "standing"),
     [
         pytest.param({}, 0, Standing.TRAINING, id="training"),
+        pytest.param({"step": 0, "num_passes": 0}, 0, Standing.STARTING, id="starting"),
         pytest.param({"activity": Activity.BACKWARD}, 31 * MS, Standing.WAITS, id="longer-than-it-computes"),
         pytest.param({"activity": Activity.BACKWARD}, 30 * MS, Standing.TRAINING, id="computes-gradients"),
         pytest.param({"activity": Activity.OPTIMIZER}, 31 * MS, Standing.TRAINING, id="backward-is-over"),
