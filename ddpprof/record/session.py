@@ -445,9 +445,9 @@ class Session(Listener):
             self.window.write_facts(ended, at_ns=self.window.ended_ns)
 
     def _say_why_nothing_is_recorded(self) -> None:
-        if self.job.attached:
+        if self.job.attached and self.window.step:
             self.job.warn_for_all(self._too_short())
-        elif self._recorded.had_backward and is_first_rank() and ddp_modules():
+        elif not self.job.attached and self._recorded.had_backward and is_first_rank() and ddp_modules():
             self.job.warn(_NEVER_CALLED)
 
     def _too_short(self) -> str:
