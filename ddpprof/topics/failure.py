@@ -17,7 +17,7 @@ from ddpprof.engine.topic import ReportView, Topic
 from ddpprof.layout import Line, Section, clean, count
 from ddpprof.model import DdpModule, ProcessExit, Record
 from ddpprof.model.backends import backend_of, refusal_of_shared_gpu
-from ddpprof.model.hang import Verdict
+from ddpprof.model.hang import Fault, Verdict
 from ddpprof.model.json_files import last_exit_of_job, oom_kills_seen
 from ddpprof.model.record import error_in
 from ddpprof.topics.error_words import CRASHES, NOT_KNOWN, advice_on_error, killer_sentence, shortened, signal_name
@@ -211,7 +211,7 @@ _MOST_LISTED = 8
 
 
 def failure_lines(failure: Failure, report: ReportView) -> Iterable[Section]:
-    for text in _sentences(failure, {one.rule for one in report.findings}, _diagnosis(report)):
+    for text in _sentences(failure, {one.rule for one in report.findings}, _diagnosis(failure, report)):
         yield Line(text, is_warning=True)
 
 
@@ -234,15 +234,18 @@ def _hang(report: ReportView) -> Verdict | None:
     return None if run is None else run.hang
 
 
-def _diagnosis(report: ReportView) -> Verdict | None:
-    """Return the launcher's verdict on the failed job, if there is one."""
-    hang = _hang(report)
-    return hang if hang is not None and hang.has_failed and hang.resumed_unix_ns is None else None
+def _diagnosis(failure: Failure, report: ReportView) -> Verdict | None:
+    """Return the launcher's verdict on the failed job, unless it is about the error that `failure` contains."""
+    hang, first = _hang(report), failure.first
+    if hang is None or not hang.has_failed or hang.resumed_unix_ns is not None:
+        return None
+    is_known = hang.fault is Fault.DIED and first is not None and first.rank == hang.rank and first.error is not None
+    return None if is_known else hang
 
 
 def failure_sentence(failure: Failure, report: ReportView) -> str:
     """Return the first sentence of the verdict on a failed job."""
-    diagnosis = _diagnosis(report)
+    diagnosis = _diagnosis(failure, report)
     return _first_sentence(failure) if diagnosis is None else verdict_in_short(diagnosis, is_over=True)
 
 
@@ -294,6 +297,8 @@ def _on_the_first(failure: Failure, rest: Sequence[RankEnd]) -> Iterator[str]:
     """Yield the sentences about the rank that is reported first. `rest`: all other ranks."""
     yield _first_sentence(failure)
     first, named = failure.first, _named(failure)
+    if named is not None and named.error is not None and named.place is not None:
+        yield f"Rank {named.rank} was at {clean(named.place)}."
     if named is not None and (advice := _advice(named)) is not None:
         yield advice
     if named is not None:

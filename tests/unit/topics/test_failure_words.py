@@ -237,3 +237,15 @@ def test_the_launchers_verdict_is_told_instead_of_what_the_ranks_recorded() -> N
     assert lines[1] == "Rank 0: host a, at pack.py:10 in pack."
     assert any(line.startswith("Rank 1 then failed after 14 steps: RuntimeError: Timed out") for line in lines)
     assert verdict(report(whole_run=run, failure=late)).text.startswith(lines[0])
+
+
+def test_an_error_that_a_rank_recorded_is_told_in_its_own_words_with_its_line() -> None:
+    """They include the parameters that DDP's errors are about."""
+    assert BOOM.first is not None
+    boom = replace(BOOM, first=replace(BOOM.first, place="/home/me/train.py:3 in step"))
+    hang = Verdict(Fault.DIED, rank=1, step=14, detail="ValueError: boom", has_failed=True)
+    lines = told(boom, whole_run=WholeRun(14, 0, 10**9, (), hang=hang))
+    assert lines[:2] == [
+        "The job failed: rank 1 failed after 14 steps: ValueError: boom.",
+        "Rank 1 was at /home/me/train.py:3 in step.",
+    ]
