@@ -320,7 +320,7 @@ class PulseKeeper:
         self._last_step.step_ends(state.step, state.step_since_ns)
 
 
-_FIRST_ROUND_S = 1.0
+_FIRST_ROUND_S, _LONGEST_ROUND_S = 1.0, 10.0
 _NO_PROGRESS_S = 10.0
 """seconds after which a rank that makes no progress in its first steps is shown to other processes"""
 _LEADS_AFTER_S = 30.0
@@ -357,11 +357,13 @@ class FirstSteps:
         threading.Thread(target=self._run, name="ddpprof-first-steps", daemon=True).start()
 
     def _run(self) -> None:
+        round_s = _FIRST_ROUND_S
         with suppress(Exception):  # the job's store or the disk does not respond; training continues without this pulse
-            while self._keeper is None and not self._ending.wait(_FIRST_ROUND_S):
+            while self._keeper is None and not self._ending.wait(round_s):
                 waited_s = (time.time_ns() - self._state().step_since_ns) / 1e9
                 if waited_s > _NO_PROGRESS_S:
                     self._look_for_run(waited_s)
+                    round_s = min(2 * round_s, _LONGEST_ROUND_S)  # all ranks ask the same store
 
     def _state(self) -> PulseState:
         return layout.decode_state(self.writer.memory[layout.STATE_AT : layout.STATE_AT + layout.STATE.size])

@@ -378,7 +378,7 @@ def _line(name: str, role: str, curve: Sequence[CurvePoint], lengths_ns: Sequenc
 def _moments(run: WholeRun) -> list[tuple[int, str]]:
     """Return the times, in ns since 1970, at which slowdowns and a hang began, each with a label."""
     slower = [(one.began_ns, f"+{one.growth:.0%}") for one in run.slowdowns if one.began_ns is not None]
-    if run.hang is not None and run.hang.since_unix_ns is not None:
+    if run.hang is not None and run.hang.since_unix_ns is not None and not run.hang.has_failed:
         slower.append((run.hang.since_unix_ns, "hang"))
     return sorted(slower)
 
