@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -97,7 +98,7 @@ def test_a_hang_before_the_first_ddp_module_is_explained(ddpprof: Run, tmp_path:
     done = ddpprof("watch", "--out", "run", "--kill-after", "1", *on_ranks(2, "train.py", "hangs"))
     assert "The job hangs at step 0: rank 0 calls a collective that the other ranks do not call; " in done.stderr
     assert "it called barrier, and rank 1 called DDP's comparison of parameter shapes" in done.stderr
-    assert f"at {tmp_path / 'train.py'}:8 in prepare, called at {tmp_path / 'train.py'}:10 in <module>." in done.stderr
+    assert re.search(r"at \S*train\.py:8 in prepare, called at \S*train\.py:10 in <module>\.", done.stderr)
 
 
 @pytest.mark.long
@@ -167,7 +168,7 @@ def test_diagnose_and_the_launcher_agree_on_a_rank_that_waits_for_a_pipe(ddpprof
         wait_until((run / "hang.json").exists, "the launcher to call it a hang")
         said = ddpprof("diagnose", "run")
         assert said.returncode == 1
-        assert f"at {line_in_hangs('reads_a_pipe')}." in said.stdout
+        assert f"at {line_in_hangs('reads_a_pipe')}, called at {HANGS}:" in said.stdout
         os.kill(launcher.pid, signal.SIGTERM)
         launcher.communicate(timeout=600)
 
@@ -208,7 +209,7 @@ def test_a_job_that_failed_is_explained_afterwards(ddpprof: Run) -> None:
     assert said.returncode == 1
     first, where = said.stdout.splitlines()[:2]
     assert first == "The job failed at step 60: rank 1 has died: ValueError: the batch is empty."
-    assert where.endswith(f"at {FAULTS}:{line_of('error')} in error.")
+    assert f"at {FAULTS}:{line_of('error')} in error, called at {FAULTS}:" in where
 
 
 @pytest.mark.long
