@@ -336,7 +336,7 @@ def _judge_failure(directory: Path, end: JobEnd) -> Verdict | None:
     from ddpprof.monitor.pulse_files import read_verdict, write_verdict
 
     told = read_verdict(directory)
-    is_told = told is not None and told.has_failed and told.resumed_unix_ns is None
+    is_told = told is not None and told.is_of_failed_job
     if end.was_stopped or end.exit_code == 0 or is_told or hung_at_last(directory) is not None:
         return None
     verdict = examine(directory).verdict

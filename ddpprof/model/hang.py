@@ -155,6 +155,11 @@ class Verdict(Struct, frozen=True):
     format: int = VERDICT_FORMAT
     """version of the file's format"""
 
+    @property
+    def is_of_failed_job(self) -> bool:
+        """Whether the job has failed because of the fault, and has not continued since."""
+        return self.has_failed and self.resumed_unix_ns is None
+
 
 class Standstill(Struct, frozen=True):
     """A job that makes no progress but does not count as a hang, for example because a rank saves a checkpoint."""

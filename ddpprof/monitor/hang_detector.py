@@ -36,7 +36,7 @@ from ddpprof.monitor.position import (
     polls,
     position_of,
 )
-from ddpprof.monitor.processes import Process
+from ddpprof.monitor.processes import Process, missing_ranks
 from ddpprof.monitor.pulse_files import PulseHead, read_heads, read_verdict
 from ddpprof.monitor.verdicts import lost_a_peer
 from ddpprof.words import listed
@@ -84,7 +84,6 @@ as that pause
 """
 _REST_S, _REST_OF_FIRST_S = 2.5, 30.0
 """seconds that a step may take to finish after a pause, even if steps are short: in general, and in the first steps"""
-_MOST_RANKS = 1 << 16
 _MOST_MOVES = 3
 """maximum number of times per step that ddpprof postpones a report because the activity of a rank has just changed"""
 _FORWARD_S = 3.0
@@ -448,7 +447,7 @@ def _absent(evidence: Sequence[RankEvidence]) -> tuple[int, ...]:
     They have not begun to construct a DDP module, or a thread holds Python's GIL.
     """
     world_size = max((one.identity.world_size for one in evidence), default=0)
-    return tuple(sorted(set(range(min(world_size, _MOST_RANKS))) - {one.rank for one in evidence}))
+    return tuple(missing_ranks(world_size, (one.rank for one in evidence)))
 
 
 def _awaiting(absent: tuple[int, ...], evidence: Sequence[RankEvidence], overdue: Overdue) -> Standstill:
@@ -605,12 +604,11 @@ def interruption(evidence: Sequence[RankEvidence]) -> str:
 
     `evidence`: of a job that has ended. If the step was not overdue, only says that training was interrupted.
     """
-    took_s = {one.rank: (one.state.last_ns - one.state.step_since_ns) / 1e9 for one in evidence}
-    waited_s, usual = min(took_s.values(), default=0.0), usual_ns(evidence[0].steps, _FEW_STEPS) if evidence else None
+    waited_s = min(((one.state.last_ns - one.state.step_since_ns) / 1e9 for one in evidence), default=0.0)
+    usual = usual_ns(evidence[0].steps, _FEW_STEPS) if evidence else None
     if usual is None or waited_s < overdue_after_s(usual / 1e9):
         return "training was interrupted"
-    places = {one.rank: _last_place(one) for one in evidence}
-    where = [f"rank {rank} at {place}" for rank, place in places.items() if place is not None]
+    where = [f"rank {one.rank} at {place}" for one in evidence if (place := _last_place(one)) is not None]
     step = max(one.state.step for one in evidence)
     said = f"training was interrupted in step {step:,}, which had taken {waited_s:.0f} s"
     return f"{said}: {listed(where, _MOST_PLACES)}" if where else said

@@ -67,7 +67,7 @@ def noise_of_windows(values: Floats, window: int, around: int, share_steps: bool
 
 
 def _excess(values: Floats, around: int, every: int) -> float:
-    """Return by how much the largest values exceed the median of the `around` values around them."""
+    """Return how far the largest values lie above the median of the `around` values near them."""
     return float(np.quantile(values - _levels_around(values, around, every), 1 - _RARE))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,7 +206,7 @@ def start_line(job: StartingJob) -> str:
     if job.ranks:
         named = [f"rank {rank} (process {pid})" for rank, pid in job.ranks.items()]
         said += f"Started on this host: {listed(named, _MOST_STARTED)}. "
-    left = sorted(set(range(min(job.world_size or 0, _MOST_RANKS))) - job.ranks.keys()) if job.ranks else []
+    left = missing_ranks(job.world_size, job.ranks) if job.ranks else []
     if left:
         said += (
             f"WORLD_SIZE is {job.world_size}, so all of these ranks wait for {ranks_in_words(left)}: start "
@@ -217,6 +218,11 @@ def start_line(job: StartingJob) -> str:
 
 _MOST_STARTED = 8
 _MOST_RANKS = 1 << 16
+
+
+def missing_ranks(world_size: int | None, known: Iterable[int]) -> list[int]:
+    """Return the ranks of a job that are not known, in order; empty if the size of the job is unknown."""
+    return sorted(set(range(min(world_size or 0, _MOST_RANKS))).difference(known))
 
 
 def _numbers_in_environment(pid: int) -> dict[str, int]:

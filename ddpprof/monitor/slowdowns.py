@@ -379,7 +379,7 @@ def joined(of_steps: Sequence[StepSlowdown], of_means: Sequence[StepSlowdown]) -
 
 
 def _is_same(of_means: StepSlowdown, of_steps: StepSlowdown) -> bool:
-    """Return True if both slowdowns have the same cause, or if the one of steps did not begin long before the other."""
+    """Return True if both slowdowns have the same cause, or if the slowdown of steps began at about the same time."""
     causes = [(one.cause, one.ranks) for one in (of_means, of_steps)]
     return causes[0] == causes[1] or of_steps.first_step > of_means.first_step - of_means.num_steps
 

@@ -27,7 +27,17 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpprof import own_files
 from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
-from ddpprof.model.pulse import Activity, Ended, PulseIdentity, PulseSteps, PulseSummaries, StepFlag, joined, summary_of
+from ddpprof.model.pulse import (
+    Activity,
+    Ended,
+    PulseIdentity,
+    PulseState,
+    PulseSteps,
+    PulseSummaries,
+    StepFlag,
+    joined,
+    summary_of,
+)
 from ddpprof.model.pulse_layout import state_word, write_state
 from ddpprof.record.compilation import num_compiled
 from ddpprof.record.events import Listener
@@ -466,6 +476,10 @@ class PulseWriter(Listener):
         if self.words[_NUM_UNPAIRED] == 0:
             self.words[_UNPAIRED_STEP] = step
         self.words[_NUM_UNPAIRED] += unpaired - self._usual_unpaired
+
+    def state(self) -> PulseState:
+        """Return the current state. Any thread may call this."""
+        return layout.decode_state(self.memory[layout.STATE_AT : layout.STATE_AT + layout.STATE.size])
 
     @property
     def num_passes(self) -> int:

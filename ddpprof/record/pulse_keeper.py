@@ -177,9 +177,6 @@ class PulseKeeper:
             os.close(self._copy)
         return True
 
-    def _state(self) -> PulseState:
-        return layout.decode_state(self._pulse.memory[layout.STATE_AT : layout.STATE_AT + layout.STATE.size])
-
     def _sample(self) -> None:
         memory_bytes = resident_bytes()
         self._pulse.rows.memory_bytes = UNKNOWN if memory_bytes is None else memory_bytes
@@ -206,7 +203,7 @@ class PulseKeeper:
 
     def _find_stack(self) -> None:
         """Write the training thread's stack, and other facts about it, if its step is overdue."""
-        state = self._state()
+        state = self._pulse.state()
         is_evaluating = self._is_evaluating(state)
         if not self._is_overdue(state):
             if state.stack_ns != UNKNOWN:
@@ -236,7 +233,7 @@ class PulseKeeper:
             self._facts_of, self._facts_at_s = stack, time.monotonic()
             self.write_facts(stack)
         has_moved = stack != self._stack and bool(self._stack)
-        if has_moved and self._is_preliminary and self._state().activity == Activity.OTHER:
+        if has_moved and self._is_preliminary and self._pulse.state().activity == Activity.OTHER:
             write_state(self._pulse.words, "since_ns", time.time_ns())  # the script's own code shows no other progress
         self._stack = stack
         text = stack.encode(errors="replace") + b"\0"
@@ -302,7 +299,7 @@ class PulseKeeper:
 
     def _copy_changes(self) -> None:
         self._make_rows()
-        memory, state = self._pulse.memory, self._state()
+        memory, state = self._pulse.memory, self._pulse.state()
         changed = [
             *layout.STEPS.spans(self._copied_steps, state.num_steps),
             *layout.SAMPLES.spans(self._copied_samples, state.num_samples),
@@ -360,13 +357,10 @@ class FirstSteps:
         round_s = _FIRST_ROUND_S
         with suppress(Exception):  # the job's store or the disk does not respond; training continues without this pulse
             while self._keeper is None and not self._ending.wait(round_s):
-                waited_s = (time.time_ns() - self._state().step_since_ns) / 1e9
+                waited_s = (time.time_ns() - self.writer.state().step_since_ns) / 1e9
                 if waited_s > _NO_PROGRESS_S:
                     self._look_for_run(waited_s)
                     round_s = min(2 * round_s, _LONGEST_ROUND_S)  # all ranks ask the same store
-
-    def _state(self) -> PulseState:
-        return layout.decode_state(self.writer.memory[layout.STATE_AT : layout.STATE_AT + layout.STATE.size])
 
     def _look_for_run(self, waited_s: float) -> None:
         job, notes = self._job, self._notes

@@ -237,7 +237,7 @@ def _hang(report: ReportView) -> Verdict | None:
 def _diagnosis(failure: Failure, report: ReportView) -> Verdict | None:
     """Return the launcher's verdict on the failed job, unless it is about the error that `failure` contains."""
     hang, first = _hang(report), failure.first
-    if hang is None or not hang.has_failed or hang.resumed_unix_ns is not None:
+    if hang is None or not hang.is_of_failed_job:
         return None
     is_known = hang.fault is Fault.DIED and first is not None and first.rank == hang.rank and first.error is not None
     return None if is_known else hang
